@@ -1,0 +1,1 @@
+"""Token batches → vectors. The only room that knows torch."""

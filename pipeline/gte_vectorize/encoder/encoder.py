@@ -1,0 +1,104 @@
+"""Weights + forward + pooling + normalisation behind one seam: token batches in, vectors out, in order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from gte_vectorize.batch import Layout, TokenBatch, VectorBatch
+from gte_vectorize.encoder.cpu import CpuEncoder
+from gte_vectorize.encoder.cuda import CudaEncoder
+from gte_vectorize.encoder.forward import Forward, PackedForward, PaddedForward
+from gte_vectorize.encoder.packed import load_packed
+from gte_vectorize.encoder.padded import load_padded
+from gte_vectorize.encoder.pooling import load_head
+from gte_vectorize.encoder.weights import read_tensors
+from gte_vectorize.errors import ConfigError
+from gte_vectorize.model.spec import ModelSpec
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+log = logging.getLogger(__name__)
+
+
+class Encoder(Protocol):
+    """What the flow sees of an encoder; the first five say how to cut its token batches."""
+
+    layout: Layout
+    budget: int
+    max_rows: int
+    window_rows: int
+    dim: int
+
+    def stream(self, batches: Iterable[TokenBatch]) -> Iterator[VectorBatch]: ...
+
+    def close(self) -> None: ...
+
+
+def resolve_device(device: str) -> str:
+    """`auto` → `cuda` where there is a GPU, else `cpu`. Raises ConfigError for a GPU that is not there."""
+    available = torch.cuda.is_available()
+    if device == "auto":
+        return "cuda" if available else "cpu"
+    if device == "cuda" and not available:
+        raise ConfigError("--device cuda: PyTorch sees no NVIDIA GPU here; check the driver, or use --device cpu")
+    return device
+
+
+def resolve_dtype(dtype: str, device: str) -> str:
+    """`auto` → fp16 on a GPU and fp32 on a CPU. A CPU always runs fp32, with a warning if something else was asked."""
+    if device == "cuda":
+        return "fp16" if dtype == "auto" else dtype
+    if dtype not in ("auto", "fp32"):
+        log.warning("a CPU runs in fp32: --dtype %s is for a GPU", dtype)
+    return "fp32"
+
+
+@contextmanager
+def open_encoder(
+    spec: ModelSpec,
+    *,
+    device: str,
+    dtype: str,
+    graphs: bool = True,
+    batch_tokens: int | None = None,
+    lanes: int | None = None,
+) -> Iterator[Encoder]:
+    """The model on a device (`cpu`, `cuda`) in a dtype (`fp32`, `fp16`, `bf16`), ready to run.
+
+    `batch_tokens` is the token budget of a batch, `lanes` the number of CPU threads; both default to what suits the
+    device. Raises ModelError for a model that cannot be run faithfully.
+    """
+    target = torch.device(device)
+    forward = _forward(spec, DTYPES[dtype], target)
+    encoder: Encoder
+    if device == "cpu":
+        encoder = CpuEncoder(forward, dim=spec.dim, budget=batch_tokens, lanes=lanes)
+    else:
+        encoder = CudaEncoder(
+            forward,
+            dim=spec.dim,
+            budget=batch_tokens,
+            max_length=spec.tokenizer.max_length,
+            device=target,
+            # Grouped attention depends on the lengths of a batch, so it has no fixed shape to capture.
+            graphs=graphs and (forward.layout == "padded" or dtype != "fp32"),
+        )
+    try:
+        yield encoder
+    finally:
+        encoder.close()
+
+
+def _forward(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Forward:
+    head = load_head(spec, device)
+    if spec.layout == "packed" and (device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)):
+        bert = load_packed(spec, read_tensors(spec.weights), dtype=dtype, device=device)
+        varlen = device.type == "cuda" and dtype != torch.float32
+        return PackedForward(bert, spec.pooling, head, varlen)
+    pad_id = int(spec.config.get("pad_token_id") or 0)
+    return PaddedForward(load_padded(spec, dtype=dtype, device=device), spec.pooling, head, pad_id)

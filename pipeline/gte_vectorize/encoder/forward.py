@@ -1,0 +1,105 @@
+"""The two layouts of a token batch: how a batch is laid out in a bucket, and what the model computes from it.
+
+Both turn a batch's token ids and lengths into one int32 array of a size that depends on the bucket alone, and that
+array, on the encoder's device, into vectors fp32[slots, dim], of which the first len(lengths) count. Nothing in between
+depends on the batch's values on the host, so a GPU can capture it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from gte_vectorize.batch import Int32, Layout
+from gte_vectorize.encoder.attention import grouped_attention, varlen_attention
+from gte_vectorize.encoder.bucket import Bucket
+from gte_vectorize.encoder.packed import PackedBert
+from gte_vectorize.encoder.pooling import Head, pool
+
+
+class Forward(Protocol):
+    """A layout of token batches together with the model's computation on it."""
+
+    layout: Layout
+
+    def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket) -> Int32: ...
+
+    def __call__(self, inputs: torch.Tensor, bucket: Bucket) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PackedForward:
+    """Inputs: token ids [tokens], positions [tokens], bounds of the passages [slots + 1]."""
+
+    bert: PackedBert
+    pooling: tuple[str, ...]
+    head: Head
+    varlen: bool
+    layout: Layout = "packed"
+
+    def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket) -> Int32:
+        inputs = np.zeros(2 * bucket.tokens + bucket.slots + 1, np.int32)
+        ids, positions, bounds = np.split(inputs, [bucket.tokens, 2 * bucket.tokens])
+        used, count = len(token_ids), len(lengths)
+        ends = np.cumsum(lengths, dtype=np.int32)
+        ids[:used] = token_ids
+        positions[:used] = np.arange(used, dtype=np.int32) - np.repeat(ends - lengths, lengths)
+        # What is left over becomes filler passages of at most max_length tokens; slots beyond them are empty.
+        bounds[1 : count + 1] = ends
+        fillers = used + bucket.max_length * np.arange(1, bucket.slots - count + 1)
+        bounds[count + 1 :] = np.minimum(fillers, bucket.tokens)
+        return inputs
+
+    def __call__(self, inputs: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        ids, positions, bounds = inputs.split([bucket.tokens, bucket.tokens, bucket.slots + 1])
+        attention = (
+            varlen_attention(bounds, bucket.max_length)
+            if self.varlen
+            else grouped_attention(_without_empty(bounds.diff().cpu().numpy()))
+        )
+        return self.head(pool(self.bert(ids, positions, attention), bounds, self.pooling))
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedForward:
+    """Inputs: token ids [slots × max_length], lengths of the rows [slots]. For any encoder of transformers."""
+
+    model: Any
+    pooling: tuple[str, ...]
+    head: Head
+    pad_id: int
+    layout: Layout = "padded"
+
+    def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket) -> Int32:
+        inputs = np.full(bucket.tokens + bucket.slots, self.pad_id, np.int32)
+        ids, visible = np.split(inputs, [bucket.tokens])
+        # A filler row keeps one visible token: a row that is masked as a whole gives NaN in some kernels.
+        visible[:] = 1
+        visible[: len(lengths)] = lengths
+        column = np.arange(bucket.max_length)
+        ids.reshape(bucket.slots, -1)[: len(lengths)][column < lengths[:, None]] = token_ids
+        return inputs
+
+    def __call__(self, inputs: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        ids, lengths = inputs.split([bucket.tokens, bucket.slots])
+        ids = ids.view(bucket.slots, bucket.max_length)
+        mask = torch.arange(bucket.max_length, device=ids.device) < lengths.unsqueeze(1)
+        hidden = self.model(input_ids=ids.long(), attention_mask=mask.long(), **self._extra(ids)).last_hidden_state
+        # Each row is two passages for pooling, its tokens and its padding; the second is dropped.
+        starts = bucket.max_length * torch.arange(bucket.slots, device=ids.device)
+        bounds = torch.stack([starts, starts + lengths], dim=1).flatten()
+        bounds = torch.cat([bounds, bounds.new_full((1,), bucket.tokens)])
+        return self.head(pool(hidden.flatten(0, 1), bounds, self.pooling)[::2])
+
+    def _extra(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Only the inputs this model's forward accepts."""
+        accepted = inspect.signature(self.model.forward).parameters
+        return {"token_type_ids": torch.zeros_like(ids).long()} if "token_type_ids" in accepted else {}
+
+
+def _without_empty(lengths: Int32) -> Int32:
+    return lengths[lengths > 0]

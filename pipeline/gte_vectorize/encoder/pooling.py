@@ -1,0 +1,99 @@
+"""Hidden states → vectors: pooling, the model's modules after it, normalisation. Always in fp32.
+
+The pooling modes and their formulas are those of sentence-transformers' Pooling module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from gte_vectorize.encoder.weights import read_tensors
+from gte_vectorize.errors import ModelError
+from gte_vectorize.model.spec import Dense, ModelSpec
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+"""Pooled states, fp32[passages, pooled size] → normalised vectors, fp32[passages, dim]."""
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": lambda x: x,
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+FEWEST_ROWS = 64
+"""Matrix products of fewer rows may take another kernel and round differently; so there never are fewer."""
+
+
+def pool(hidden: torch.Tensor, bounds: torch.Tensor, modes: Sequence[str]) -> torch.Tensor:
+    """Pool each passage's hidden states [tokens, hidden] between `bounds`, int[passages + 1] → fp32[passages, pooled].
+
+    Sums run over a passage's tokens in their order, so that the result does not depend on the passage's neighbours.
+    A passage of no tokens (an unused slot of a bucket) gives an arbitrary row.
+    """
+    first, lengths = bounds[:-1], bounds.diff()
+    last_token = len(hidden) - 1
+
+    def reduce(states: torch.Tensor, how: str) -> torch.Tensor:
+        return torch.segment_reduce(
+            states, how, offsets=bounds, axis=0, unsafe=True, initial=0 if how == "sum" else None
+        )
+
+    def one(mode: str) -> torch.Tensor:
+        if mode == "cls":
+            return hidden[first.clamp(max=last_token)].float()
+        if mode == "lasttoken":
+            return hidden[(bounds[1:] - 1).clamp(min=0)].float()
+        states = hidden.float()
+        if mode == "max":
+            return reduce(states, "max")
+        counts = lengths.clamp(min=1).unsqueeze(1).float()
+        if mode == "mean":
+            return reduce(states, "sum") / counts
+        if mode == "mean_sqrt_len_tokens":
+            return reduce(states, "sum") / counts.sqrt()
+        if mode == "weightedmean":
+            # A token's weight is its position counted from 1; they add up to n (n + 1) / 2.
+            index = torch.arange(len(hidden), device=hidden.device)
+            passage = torch.searchsorted(bounds[1:].contiguous(), index, right=True, out_int32=True)
+            weights = (index - first[passage.clamp(max=len(first) - 1)] + 1).unsqueeze(1)
+            return reduce(states * weights, "sum") / (counts * (counts + 1) / 2)
+        raise ModelError(f"unknown pooling mode {mode!r}")
+
+    return torch.cat([one(mode) for mode in modes], dim=1)
+
+
+def load_head(spec: ModelSpec, device: torch.device) -> Head:
+    """The modules after pooling, in the model's order, and a last normalisation to length 1."""
+    steps = [_dense(module, device) if isinstance(module, Dense) else _normalize for module in spec.head]
+    if not spec.head or isinstance(spec.head[-1], Dense):
+        steps.append(_normalize)
+
+    def head(pooled: torch.Tensor) -> torch.Tensor:
+        for step in steps:
+            pooled = step(pooled)
+        return pooled
+
+    return head
+
+
+def _normalize(vectors: torch.Tensor) -> torch.Tensor:
+    return F.normalize(vectors, dim=1)
+
+
+def _dense(module: Dense, device: torch.device) -> Head:
+    tensors = read_tensors([module.weights])
+    weight = tensors["linear.weight"].to(device, torch.float32)
+    bias = tensors["linear.bias"].to(device, torch.float32) if module.bias else None
+    activation = ACTIVATIONS[module.activation]
+
+    def dense(pooled: torch.Tensor) -> torch.Tensor:
+        padding = max(0, FEWEST_ROWS - len(pooled))
+        return activation(F.linear(F.pad(pooled, (0, 0, 0, padding)), weight, bias))[: len(pooled)]
+
+    return dense

@@ -1,0 +1,115 @@
+"""A job: everything that is settled before any work, from a config, a corpus and a model's folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import pyarrow as pa
+
+from gte_vectorize.config import Config
+from gte_vectorize.model.spec import ModelSpec, load_model
+from gte_vectorize.reader.corpus import find_corpus
+from gte_vectorize.store.layout import find_layout
+from gte_vectorize.store.plan import Plan, make_tasks
+from gte_vectorize.writer.schema import output_schema, schema_fingerprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """`columns` are the names of the input columns that are copied; `rows` counts the whole corpus."""
+
+    config: Config
+    spec: ModelSpec
+    device: str
+    dtype: str
+    plan: Plan
+    schema: pa.Schema
+    columns: list[str]
+    rows: int
+
+
+def prepare(config: Config, *, device: str, dtype: str) -> Job:
+    """Read the model's folder and the corpus' footers, and plan. Raises Refused; nothing has been written then."""
+    spec = load_job_model(config)
+    spool = find_layout(config.output_path, ()).state / "spool"
+    corpus = find_corpus(
+        config.inputs, text_column=config.text_column, columns=config.columns, keep_text=config.keep_text, spool=spool
+    )
+    schema = output_schema(corpus.schema, dim=spec.dim, embeddings=description(spec, dtype))
+    plan = Plan(
+        fingerprint=spec.fingerprint(dtype=dtype),
+        fingerprint_fields={"model": spec.name, "revision": spec.revision, **spec.fingerprint_fields(dtype=dtype)},
+        shards=corpus.shards,
+        tasks=make_tasks(corpus.shards, task_rows=config.task_rows),
+        schema=schema_fingerprint(schema),
+        options={"text_column": config.text_column, "columns": corpus.schema.names, "task_rows": config.task_rows},
+        compute={"device": device, "torch": version("torch"), "pyarrow": version("pyarrow")},
+    )
+    return Job(
+        config=config,
+        spec=spec,
+        device=device,
+        dtype=dtype,
+        plan=plan,
+        schema=schema,
+        columns=corpus.schema.names,
+        rows=sum(shard.num_rows for shard in corpus.shards),
+    )
+
+
+def load_job_model(config: Config) -> ModelSpec:
+    return load_model(
+        config.model,
+        revision=config.revision,
+        pooling=config.pooling,
+        max_length=config.max_length,
+        prompt=config.prompt,
+        prompt_name=config.prompt_name,
+    )
+
+
+def description(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+    """What the vectors are, for the output's `embeddings` key: no times, hosts or paths, so equal jobs say the same."""
+    return {
+        "version": "1",
+        "producer": "gte-vectorize",
+        "primary_column": "embedding",
+        "model": spec.name,
+        "revision": spec.revision,
+        "weights_sha256": spec.weights_sha256,
+        "tokenizer_sha256": spec.tokenizer.sha256,
+        "dim": spec.dim,
+        "dtype": "float32",
+        "computed_in": dtype,
+        "metric": "cosine",
+        "normalized": True,
+        "pooling": list(spec.pooling),
+        "prompt": spec.tokenizer.prompt,
+        "query_prompt": spec.query_prompt,
+        "max_tokens": spec.tokenizer.max_length,
+        "long_documents": "truncate",
+        "sources": dict(spec.sources),
+        "fingerprint": spec.fingerprint(dtype=dtype),
+    }
+
+
+def model_settings(spec: ModelSpec) -> dict[str, tuple[Any, str]]:
+    """What the model will run with, and where each value came from."""
+    values: dict[str, Any] = {
+        "pooling": ", ".join(spec.pooling),
+        "max_length": spec.tokenizer.max_length,
+        "prompt": spec.tokenizer.prompt,
+        "modules": ", ".join(type(module).__name__.lower() for module in spec.head),
+        "tokenizer": spec.tokenizer.sha256,
+        "weights": spec.weights_sha256,
+    }
+    return {name: (value, spec.sources.get(name, "model")) for name, value in values.items()}
+
+
+def worker_count(config: Config, device: str) -> int:
+    """Tokenizer processes: few beside an encoder that needs the cores itself, most of the cores beside a GPU."""
+    cores = len(os.sched_getaffinity(0))
+    return config.workers or (max(1, cores - 2) if device == "cuda" else max(1, cores // 8))

@@ -1,0 +1,132 @@
+"""Read this first: the whole flow, from a corpus to published vectors.
+
+corpus → plan of tasks → worker processes read and tokenize windows of rows → token batches, longest first → encoder →
+vectors back in row order → part → publish. One direction; every hand-over is bounded, so memory does not grow with the
+corpus. Feeding, encoding and writing overlap: each is a thread, a few items ahead of the next. Text never leaves the
+worker that read it: ids come out of it, and vectors meet the other columns in the writer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from itertools import groupby
+from os import PathLike, fspath
+from typing import Any
+
+import pyarrow as pa
+
+from gte_vectorize.batch import EncodedWindow, Task
+from gte_vectorize.config import Config, resolve
+from gte_vectorize.encoder.encoder import Encoder, open_encoder, resolve_device, resolve_dtype
+from gte_vectorize.errors import LimitExceeded
+from gte_vectorize.job import Job, prepare, worker_count
+from gte_vectorize.prefetch import prefetch
+from gte_vectorize.progress import Progress
+from gte_vectorize.reader.corpus import check_unchanged
+from gte_vectorize.reader.rows import RowCursor
+from gte_vectorize.report import Report
+from gte_vectorize.store.store import Store
+from gte_vectorize.tokens.batcher import token_batches
+from gte_vectorize.tokens.workers import TokenWorkers
+from gte_vectorize.writer.part import PartWriter
+from gte_vectorize.writer.scatter import encoded_windows
+
+BATCHES_AHEAD = 8
+WINDOWS_AHEAD = 2
+
+log = logging.getLogger(__name__)
+
+
+def run(config: Config, on_progress: Callable[[Progress], None] = lambda progress: None) -> Report:
+    """Embed the corpus. The same call again goes on where an interrupted one stopped, and ends with the same bytes.
+
+    Raises VectorizeError: Refused before any work, LimitExceeded when too many rows failed, TemporaryError when
+    running again may help.
+    """
+    started = time.monotonic()
+    device = resolve_device(config.device)
+    job = prepare(config, device=device, dtype=resolve_dtype(config.dtype, device))
+    with Store.open(config.output_path, job.plan, job.schema, overwrite=config.overwrite) as store:
+        computed = _work(job, store, on_progress) if store.pending() else 0
+        totals = store.published()
+        report = Report.of(totals, output=config.output_path, computed=computed, seconds=time.monotonic() - started)
+        if not config.max_bad_rows.allows(report.failed, report.rows):
+            raise LimitExceeded(
+                f"{report.failed} of {report.rows} rows failed ({report.failures}), and --max-bad-rows allows "
+                f"{config.max_bad_rows}; what was computed is kept: raise the limit or mend the rows, and run again"
+            )
+        store.finish()
+    report.log()
+    return report
+
+
+def vectorize(
+    inputs: str | PathLike[str] | Sequence[str | PathLike[str]],
+    output: str | PathLike[str] | None = None,
+    *,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    **options: Any,
+) -> Report:
+    """`run` for callers from Python: the command line's options by name, `vectorize("a.parquet", model=DIRECTORY)`.
+
+    Environment and config files are not consulted. Returns the report or raises; it never ends the process.
+    """
+    sources = [inputs] if isinstance(inputs, str | PathLike) else inputs
+    given: dict[str, Any] = {"inputs": [fspath(source) for source in sources], **options}
+    if output is not None:
+        given["output"] = fspath(output)
+    if isinstance(options.get("model"), PathLike):
+        given["model"] = fspath(options["model"])
+    config, _ = resolve(given, environment={}, file=None)
+    return run(config, on_progress)
+
+
+def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> int:
+    """Compute and publish the pending tasks → the number of tokens computed."""
+    config, tasks = job.config, store.pending()
+    done, tokens = store.published().rows, 0
+    with (
+        TokenWorkers(worker_count(config, job.device), job.spec.tokenizer, config.text_column) as workers,
+        open_encoder(
+            job.spec, device=job.device, dtype=job.dtype, graphs=config.graphs, batch_tokens=config.batch_tokens
+        ) as encoder,
+    ):
+        log.info("%d tasks to do on %s in %s", len(tasks), job.device, job.dtype)
+        started = time.monotonic()
+        with closing(_encode(tasks, workers, encoder)) as windows:
+            for window in _write(windows, store, job.schema, job.columns):
+                done += len(window.status)
+                tokens += len(window.passages.ids)
+                on_progress(Progress(job.rows, done, tokens, time.monotonic() - started))
+    return tokens
+
+
+def _encode(tasks: Iterable[Task], workers: TokenWorkers, encoder: Encoder) -> Iterator[EncodedWindow]:
+    """Every window of the tasks, in order, with its vectors."""
+    windows = (window for task in tasks for window in task.windows(encoder.window_rows))
+    batches = token_batches(
+        workers.stream(windows), layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows
+    )
+    encoded = encoded_windows(encoder.stream(prefetch(batches, BATCHES_AHEAD)), encoder.dim)
+    return prefetch(encoded, WINDOWS_AHEAD)
+
+
+def _write(
+    windows: Iterable[EncodedWindow], store: Store, schema: pa.Schema, columns: list[str]
+) -> Iterator[EncodedWindow]:
+    """Publish one part per task, and hand every window on once it is written."""
+    for _, of_task in groupby(windows, key=lambda window: window.passages.window.task.index):
+        first = next(of_task)
+        task = first.passages.window.task
+        with ExitStack() as stack:
+            path = stack.enter_context(store.part(task))
+            part = stack.enter_context(PartWriter(path, schema, task))
+            cursor = stack.enter_context(RowCursor(task.shard.uri, columns)) if columns else None
+            for window in (first, *of_task):
+                span = window.passages.window
+                part.write(window, cursor.read(span.first_row, span.num_rows) if cursor else None)
+                yield window
+            check_unchanged(task.shard)

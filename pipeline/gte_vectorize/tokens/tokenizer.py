@@ -1,0 +1,143 @@
+"""Texts → token ids, exactly as the model's own tokenizer gives them, and no slower for a text of any length.
+
+Of a long text only a head is tokenized: what lies behind it cannot change the ids that are kept. The head is long
+enough to make that certain, which `TextTokenizer._settled` decides; one that does not settle is grown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+
+from gte_vectorize.batch import Status
+from gte_vectorize.errors import ModelError
+from gte_vectorize.model.tokenizer import TokenizerSpec
+
+# A first head has this many UTF-8 bytes for every token that is wanted: six Latin letters, or two Chinese characters.
+_BYTES_PER_TOKEN = 6
+_GROWTH = 4
+# Characters. One mebi-character without enough tokens in it takes a few seconds and some hundred MB; no more is tried.
+_LONGEST_HEAD = 2**20
+# Tokens between the last one kept and the end of a head. A cut changes what stands right before it: a word that is
+# halved, a special token's name, a letter whose accent is behind the cut.
+_MARGIN = 64
+# Characters; the longest piece of SentencePiece's trainer.
+_LONGEST_PIECE = 16
+
+
+class Encoded(NamedTuple):
+    """The ids of a text, special tokens and prompt included; none unless the status is OK."""
+
+    ids: list[int]
+    truncated: bool
+    status: Status
+
+
+class TextTokenizer:
+    """The tokenizer of a TokenizerSpec. Raises ModelError if its file has changed or leaves no room for a text."""
+
+    def __init__(self, spec: TokenizerSpec):
+        self._tokenizer = _load(spec)
+        self._prompt = spec.prompt
+        self._lower_case = spec.lower_case
+        self._prefix, self._suffix = _special_tokens(self._tokenizer)
+        self._limit = spec.max_length - len(self._prefix) - len(self._suffix)
+        if self._limit < 1:
+            raise ModelError(
+                f"a limit of {spec.max_length} tokens leaves no room for text beside the special tokens: raise it"
+            )
+        # WordPiece makes one unknown token of a word longer than this; half of such a word would make many others.
+        longest_word = getattr(self._tokenizer.model, "max_input_chars_per_word", 0)
+        self._wanted = self._limit + _MARGIN + longest_word
+        self._unigram = isinstance(self._tokenizer.model, Unigram)
+        self._nothing = self._tokenize([""])[0]
+
+    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """One Encoded for each text, in order.
+
+        EMPTY for a text of which the tokenizer leaves nothing, TOO_LARGE for one that has too few tokens in its first
+        mebi-character to fill the limit and goes on behind it. The texts must be valid Unicode, without surrogates.
+        """
+        encoded: dict[int, Encoded] = {}
+        cuts = {index: self._first_cut(text) for index, text in enumerate(texts)}
+        while cuts:
+            heads = {index: _head(texts[index], cut) for index, cut in cuts.items()}
+            for (index, head), ids in zip(heads.items(), self._tokenize(list(heads.values())), strict=True):
+                if len(head) == len(texts[index]) or self._settled(texts[index], head, ids):
+                    encoded[index] = self._finish(ids)
+                elif cuts[index] == _LONGEST_HEAD:
+                    encoded[index] = Encoded([], False, Status.TOO_LARGE)
+                else:
+                    cuts[index] = min(cuts[index] * _GROWTH, _LONGEST_HEAD)
+                    continue
+                del cuts[index]
+        return [encoded[index] for index in range(len(texts))]
+
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        bodies = [self._prompt + text for text in texts]
+        if self._lower_case:
+            bodies = [body.lower() for body in bodies]
+        return [found.ids for found in self._tokenizer.encode_batch_fast(bodies, add_special_tokens=False)]
+
+    def _first_cut(self, text: str) -> int:
+        head = text[: min(self._wanted * _BYTES_PER_TOKEN, _LONGEST_HEAD)]
+        return len(head) * len(head) // max(1, len(head.encode())) if len(head) > self._limit else len(head)
+
+    def _settled(self, text: str, head: str, ids: list[int]) -> bool:
+        """Whether the whole text begins with the same ids, as many as are kept and one more.
+
+        WordPiece and byte-pair merges do not reach over the margin. A Unigram model chooses the best of all ways to cut
+        a word, and a word may be as long as the text: a run of one letter may have its odd piece at either end. But
+        whatever the text goes on with, its best way passes through one of the last `_LONGEST_PIECE` characters of the
+        head, so ids that are the same for heads that end there are settled. Ways through a text that does not repeat
+        itself meet soon; there, one other head is proof enough.
+        """
+        if len(ids) < self._wanted:
+            return False
+        if not self._unigram or text[len(head)] == " ":
+            return True
+        repetitive = len(set(head[-4 * _LONGEST_PIECE :])) < _LONGEST_PIECE
+        shorter = [head[:-less] for less in range(1, _LONGEST_PIECE if repetitive else 2)]
+        kept = ids[: self._limit + 1]
+        return all(other[: self._limit + 1] == kept for other in self._tokenize(shorter))
+
+    def _finish(self, ids: list[int]) -> Encoded:
+        if ids == self._nothing:
+            return Encoded([], False, Status.EMPTY)
+        return Encoded([*self._prefix, *ids[: self._limit], *self._suffix], len(ids) > self._limit, Status.OK)
+
+
+def _head(text: str, cut: int) -> str:
+    """The first `cut` characters, or up to the last space in the last quarter of them."""
+    if cut >= len(text):
+        return text
+    space = text.rfind(" ", cut * 3 // 4, cut + 1)
+    return text[: space if space > 0 else cut]
+
+
+def _load(spec: TokenizerSpec) -> Tokenizer:
+    data = spec.path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != spec.sha256:
+        raise ModelError(f"{str(spec.path)!r} has changed since the run began: start again")
+    tokenizer = Tokenizer.from_buffer(data)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    if spec.normalizer:
+        normalizer = tokenizer.normalizer
+        for field, value in spec.normalizer.items():
+            setattr(normalizer, field, value)
+        tokenizer.normalizer = normalizer
+    return tokenizer
+
+
+def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The ids put before and behind a text."""
+    probe = tokenizer.encode("a")
+    mask = probe.special_tokens_mask
+    if 0 not in mask:
+        raise ModelError("the model's tokenizer gives no token for the letter 'a': it cannot be used")
+    return probe.ids[: mask.index(0)], probe.ids[len(mask) - mask[::-1].index(0) :]
