@@ -6,21 +6,40 @@ Heavy modules are imported inside the commands, so that `--help` and usage error
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from gte_vectorize import __version__
-from gte_vectorize.config import OPTIONS, Config, Option, resolve
+from gte_vectorize.config import OPTIONS, Config, resolve
 from gte_vectorize.errors import VectorizeError
+from gte_vectorize.option import Option
 from gte_vectorize.progress import ProgressDisplay, set_up_logging
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+# Read by the Hugging Face libraries when they are imported; what the user has set stays.
+QUIET_LIBRARIES = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "error",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DATASETS_VERBOSITY": "error",
+}
+
+log = logging.getLogger("gte_vectorize")
+
+
+class Stopped(BaseException):
+    """A signal asked the run to end."""
+
+    def __init__(self, number: int):
+        self.number = number
 
 
 class DefaultToRun(click.Group):
@@ -42,6 +61,9 @@ def cli() -> None:
       gte-vectorize corpus.parquet                  embed; "run" is the default command
       gte-vectorize run --help                      its options
       gte-vectorize search OUTPUT "a question"      the nearest documents
+
+    Exit codes: 0 done; 1 a bug; 2 refused before any work; 3 done, and some rows failed within the limit; 4 too many
+    rows failed; 75 run the same command again; 130 or 143 interrupted, the same command goes on.
     """
 
 
@@ -64,7 +86,7 @@ def _click_option(name: str, option: Option) -> Any:
 @cli.command(context_settings=CONTEXT)
 @click.argument("inputs", nargs=-1)
 @config_options
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file with any of these options.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="TOML file to read.")
 @click.option("--print-config", is_flag=True, help="Show every value and where it came from; do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Only warnings and errors.")
@@ -79,51 +101,51 @@ def run(
     verbose: bool,
     log_format: str,
     **options: Any,
-) -> None:
+) -> int:
     """Embed the documents of INPUTS (the default command).
 
-    Every option can also be said as GTE_VECTORIZE_NAME in the environment or in the config file; the command line wins.
+    INPUTS and the options down to --overwrite can also be said in the environment (--max-length as
+    GTE_VECTORIZE_MAX_LENGTH) and in the config file (max_length = 512). The command line wins over the environment, the
+    environment over the file. Relative paths are relative to the working directory, in the file too.
     """
     set_up_logging(log_format, quiet=quiet, verbose=verbose)
-    given = {name: value for name, value in options.items() if value is not None}
-    if inputs:
-        given["inputs"] = inputs
-    config, sources = resolve(given, environment=os.environ, file=config_file)
+    config, sources = resolve({**options, "inputs": inputs or None}, environment=os.environ, file=config_file)
     if print_config:
         _print_config(config, sources)
-        return
+        return 0
+    _ = config.output_path  # refused now rather than after the heavy imports
     from gte_vectorize.run import run as run_job
 
-    with ProgressDisplay(quiet=quiet) as display:
+    with ProgressDisplay(quiet=quiet, log_format=log_format) as display:
         report = run_job(config, display.update)
     if as_json:
-        click.echo(json.dumps(report.to_dict(), ensure_ascii=False, sort_keys=True))
-    sys.exit(report.exit_code)
+        click.echo(json.dumps(report.to_dict(), sort_keys=True))
+    return report.exit_code
 
 
 def _print_config(config: Config, sources: dict[str, str]) -> None:
-    """`name = value  # source`, with what the model's folder says for the values nobody gave."""
+    """A config file of this very run, each value with its source, and in comments what the model's folder says."""
     from gte_vectorize.job import load_job_model, model_settings
 
     for name in OPTIONS:
-        value, source = getattr(config, name), sources[name]
-        click.echo(f"{name} = {_shown(value)}  # {source}")
-    click.echo("# what the model runs with")
+        value = getattr(config, name)
+        line = f"# {name} is not set" if value is None else f"{name} = {_toml(value)}"
+        click.echo(f"{line}  # {sources[name]}")
     for name, (value, source) in model_settings(load_job_model(config)).items():
-        click.echo(f"{name} = {_shown(value)}  # {source}")
+        click.echo(f"# the model's {name} = {_toml(value)}  # {source}")
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        value = list(value)
-    return json.dumps(value if isinstance(value, list | str | int | bool | None) else str(value), ensure_ascii=False)
+def _toml(value: Any) -> str:
+    """JSON, of which TOML reads all but a bare DEL."""
+    plain = list(value) if isinstance(value, tuple) else value if isinstance(value, str | int) else str(value)
+    return json.dumps(plain, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @cli.command(context_settings=CONTEXT)
 @click.argument("output", type=click.Path(exists=True, path_type=Path))
 @click.argument("queries", nargs=-1, required=True)
 @click.option("-k", "--top", type=click.IntRange(1), default=5, show_default=True, help="Documents per query.")
-@click.option("--model", metavar="ID|DIR", help="Where the output's model is. [default: where the run found it]")
+@click.option("--model", metavar="ID|DIR", help="Where the output's model is. [default: the hub]")
 @click.option("--prompt", metavar="TEXT", help="Text put before the query. [default: the model's query prompt]")
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per hit.")
@@ -137,7 +159,6 @@ def search(
     as_json: bool,
 ) -> None:
     """The documents of OUTPUT nearest to each query, by cosine."""
-    set_up_logging("text", quiet=False, verbose=False)
     from gte_vectorize.search import search as find
 
     for query, hits in find(output, queries, top=top, model=model, prompt=prompt, device=device):
@@ -147,26 +168,36 @@ def search(
             click.echo(json.dumps(hit.to_dict(query), ensure_ascii=False, default=str) if as_json else hit.line())
 
 
-def _stop(number: int, frame: object) -> None:
+def _stop(number: int, frame: object) -> NoReturn:
     """Leave through every open context, so that nothing stays behind; a second signal ends the process at once."""
     signal.signal(number, signal.SIG_DFL)
-    click.echo("gte-vectorize: stopped; run the same command again to go on", err=True)
-    sys.exit(128 + number)
+    raise Stopped(number)
 
 
-def main() -> None:
-    """Entry point: files for their owner alone, no core dumps, and the promised exit codes."""
+def main() -> NoReturn:
+    """Entry point: files for their owner alone, no core dumps, quiet libraries, and the promised exit codes."""
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    os.environ.update(QUIET_LIBRARIES | os.environ)
+    set_up_logging("text")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
+    sys.exit(_run_command())
+
+
+def _run_command() -> int:
+    """Whatever ends the command becomes one message and one exit code."""
     try:
-        cli.main(prog_name="gte-vectorize", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        return cli.main(prog_name="gte-vectorize", standalone_mode=False) or 0
     except click.ClickException as error:
         error.show()
-        sys.exit(2)
+        return 2
     except VectorizeError as error:
-        click.echo(f"gte-vectorize: {error}", err=True)
-        sys.exit(error.exit_code)
+        log.error("%s", error)
+        return error.exit_code
+    except Stopped as stop:
+        log.error("stopped by %s; run the same command again to go on", signal.Signals(stop.number).name)
+        return 128 + stop.number
+    except Exception:
+        log.critical("this should not happen: a bug, or a file of a kind nobody thought of", exc_info=True)
+        return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -12,9 +13,12 @@ import pyarrow as pa
 from gte_vectorize.config import Config
 from gte_vectorize.model.spec import ModelSpec, load_model
 from gte_vectorize.reader.corpus import find_corpus
-from gte_vectorize.store.layout import find_layout
+from gte_vectorize.store.layout import find_layout, refuse_foreign
 from gte_vectorize.store.plan import Plan, make_tasks
+from gte_vectorize.writer.part import storage_errors
 from gte_vectorize.writer.schema import output_schema, schema_fingerprint
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +36,27 @@ class Job:
 
 
 def prepare(config: Config, *, device: str, dtype: str) -> Job:
-    """Read the model's folder and the corpus' footers, and plan. Raises Refused; nothing has been written then."""
-    spec = load_job_model(config)
-    spool = find_layout(config.output_path, ()).state / "spool"
+    """Read the corpus' footers and the model's folder, and plan.
+
+    Raises Refused; nothing has been written then, but for inputs converted to Parquet. The model comes last: its
+    weights may have to be fetched, and are read whole to hash them.
+    """
+    layout = find_layout(config.output_path, ())
+    with storage_errors(layout.output):
+        if not layout.plan.exists():
+            refuse_foreign(layout, overwrite=config.overwrite)
     corpus = find_corpus(
-        config.inputs, text_column=config.text_column, columns=config.columns, keep_text=config.keep_text, spool=spool
+        config.inputs,
+        text_column=config.text_column,
+        columns=config.columns,
+        keep_text=config.keep_text,
+        spool=layout.spool,
     )
+    spec = load_job_model(config)
+    for name, (value, source) in model_settings(spec).items():
+        log.debug("model: %s = %r (%s)", name, value, source)
+    if corpus.skipped:
+        log.info("%d files beside the corpus are left out, first %r", len(corpus.skipped), corpus.skipped[0])
     schema = output_schema(corpus.schema, dim=spec.dim, embeddings=description(spec, dtype))
     plan = Plan(
         fingerprint=spec.fingerprint(dtype=dtype),

@@ -17,11 +17,11 @@ class _End:
         self.error = error
 
 
-def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
-    """The same items, produced by a thread that is at most `depth` items ahead.
+def prefetch(items: Iterable[T], depth: int) -> Generator[T, None, None]:
+    """The same items, produced by a thread; at most `depth` of them wait, beside the one it is working on.
 
-    What the stage raises is raised here. Leaving the loop early ends the thread before control returns; the stage, if
-    a generator, is closed in the thread it ran in.
+    What the stage raises is raised here. Closing this generator ends the thread before control returns; the stage, if a
+    generator, is closed in the thread it ran in. The thread starts with the first item that is asked for.
     """
     ready: queue.Queue[T | _End] = queue.Queue(depth)
     stopped = threading.Event()

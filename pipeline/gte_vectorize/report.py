@@ -63,8 +63,12 @@ class Report:
             (log.warning if self.failed else log.info)("rows without a vector: %s", others)
         if self.truncated:
             share = self.truncated / self.rows
-            message = "%d documents (%.1f %%) are longer than the model's limit: their ends were cut and cannot be found"
-            (log.warning if share > LOUD_TRUNCATION else log.info)(message, self.truncated, 100 * share)
+            say = log.warning if share > LOUD_TRUNCATION else log.info
+            say(
+                "%d documents (%.1f %%) are longer than the model's limit: their ends were cut and cannot be found",
+                self.truncated,
+                100 * share,
+            )
 
     def _counts(self, wanted: Any) -> str:
         names = [status.name.lower() for status in Status if wanted(status)]

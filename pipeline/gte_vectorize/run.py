@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from itertools import groupby
+from itertools import chain, groupby
 from os import PathLike, fspath
 from typing import Any
 
@@ -80,7 +80,7 @@ def vectorize(
         given["output"] = fspath(output)
     if isinstance(options.get("model"), PathLike):
         given["model"] = fspath(options["model"])
-    config, _ = resolve(given, environment={}, file=None)
+    config, _ = resolve(given, environment={}, file=None, caller="the call")
     return run(config, on_progress)
 
 
@@ -96,7 +96,7 @@ def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> in
     ):
         log.info("%d tasks to do on %s in %s", len(tasks), job.device, job.dtype)
         started = time.monotonic()
-        with closing(_encode(tasks, workers, encoder)) as windows:
+        with closing(prefetch(_encode(tasks, workers, encoder), WINDOWS_AHEAD)) as windows:
             for window in _write(windows, store, job.schema, job.columns):
                 done += len(window.status)
                 tokens += len(window.passages.ids)
@@ -110,8 +110,9 @@ def _encode(tasks: Iterable[Task], workers: TokenWorkers, encoder: Encoder) -> I
     batches = token_batches(
         workers.stream(windows), layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows
     )
-    encoded = encoded_windows(encoder.stream(prefetch(batches, BATCHES_AHEAD)), encoder.dim)
-    return prefetch(encoded, WINDOWS_AHEAD)
+    # Closed by name: the traceback of an error in the encoder would keep the thread alive, and it the workers.
+    with closing(prefetch(batches, BATCHES_AHEAD)) as ahead:
+        yield from encoded_windows(encoder.stream(ahead), encoder.dim)
 
 
 def _write(
@@ -125,7 +126,7 @@ def _write(
             path = stack.enter_context(store.part(task))
             part = stack.enter_context(PartWriter(path, schema, task))
             cursor = stack.enter_context(RowCursor(task.shard.uri, columns)) if columns else None
-            for window in (first, *of_task):
+            for window in chain([first], of_task):
                 span = window.passages.window
                 part.write(window, cursor.read(span.first_row, span.num_rows) if cursor else None)
                 yield window

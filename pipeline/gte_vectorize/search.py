@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gte_vectorize.batch import Float32, Passages, Shard, Status, Task, Window
+from gte_vectorize.batch import Float32, Shard, Status, Task, Window
 from gte_vectorize.encoder.encoder import open_encoder, resolve_device, resolve_dtype
 from gte_vectorize.errors import InputError, ModelError
 from gte_vectorize.model.spec import ModelSpec, load_model
+from gte_vectorize.reader.storage import reading
 from gte_vectorize.tokens.batcher import token_batches
 from gte_vectorize.tokens.passages import read_passages
 from gte_vectorize.tokens.tokenizer import TextTokenizer
@@ -37,7 +38,8 @@ class Hit:
 
     def line(self) -> str:
         shown = (" ".join(str(value).split())[:SHOWN_CHARACTERS] for value in self.columns.values())
-        return f"  {self.cosine:.3f}  " + "  ".join(shown)
+        # A document could hold a terminal's control sequences.
+        return f"  {self.cosine:.3f}  " + "".join(char if char.isprintable() else "?" for char in "  ".join(shown))
 
     def to_dict(self, query: str) -> dict[str, Any]:
         return {"query": query, "row": self.row, "cosine": round(self.cosine, 6), "columns": self.columns}
@@ -46,24 +48,24 @@ class Hit:
 def search(
     output: Path, queries: Sequence[str], *, top: int, model: str | None, prompt: str | None, device: str
 ) -> Iterator[tuple[str, list[Hit]]]:
-    """For each query the `top` documents by cosine, best first.
+    """For each query the `top` documents by cosine, best first; equal ones in row order. Rows without a vector are
+    never among them.
 
     `model` says where the model is that made the output, `prompt` replaces its query prompt. Raises InputError for a
-    file without our vectors, ModelError for another model than the output's.
+    file without our vectors or a query without text, ModelError for another model than the output's.
     """
     parts = _parts(output)
     description = _description(parts[0])
     spec = _load_model(description, model)
     vectors = _encode(spec, queries, spec.query_prompt if prompt is None else prompt, device)
     best: list[list[tuple[float, int, dict[str, Any]]]] = [[] for _ in queries]
-    for first_row, table, documents in _documents(parts):
-        scores = vectors @ documents.T
-        for heap, row_scores in zip(best, scores, strict=True):
-            for index in np.argsort(-row_scores, kind="stable")[:top]:
-                entry = (float(row_scores[index]), -(first_row + int(index)), table, int(index))
-                if len(heap) < top or entry[:2] > heap[0][:2]:
-                    row = table.slice(entry[3], 1).to_pylist()[0]
-                    (heapq.heappush if len(heap) < top else heapq.heappushpop)(heap, (entry[0], entry[1], row))
+    for rows, table, documents in _documents(parts):
+        # Unlike a matrix product, this gives equal documents equal scores wherever they stand.
+        for heap, scores in zip(best, np.einsum("qd,nd->qn", vectors, documents), strict=True):
+            for index in np.argsort(-scores, kind="stable")[:top].tolist():
+                rank = (float(scores[index]), -rows[index])
+                if len(heap) < top or rank > heap[0][:2]:
+                    (heapq.heappush if len(heap) < top else heapq.heappushpop)(heap, (*rank, _row(table, index)))
     for query, heap in zip(queries, best, strict=True):
         yield query, [Hit(-row, score, columns) for score, row, columns in sorted(heap, key=lambda hit: hit[:2])[::-1]]
 
@@ -71,29 +73,40 @@ def search(
 def _parts(output: Path) -> list[Path]:
     parts = [output] if output.is_file() else sorted(output.glob("part-*.parquet"))
     if not parts:
-        raise InputError(f"{str(output)!r} holds no part-*.parquet")
+        raise InputError(f"{str(output)!r} holds no part-*.parquet; give a file or a folder that a run has written")
     return parts
 
 
 def _description(part: Path) -> dict[str, Any]:
-    try:
+    with reading(str(part)):
         metadata = pq.read_schema(part).metadata or {}
-        description: dict[str, Any] = json.loads(metadata[b"embeddings"])
-    except (KeyError, ValueError, pa.ArrowException) as error:
-        raise InputError(f"{part.name!r} was not written by gte-vectorize") from error
+    try:
+        description = json.loads(metadata.get(b"embeddings", b"{}"))
+    except ValueError:
+        description = None
+    if not isinstance(description, dict) or description.get("producer") != "gte-vectorize":
+        raise InputError(
+            f"{part.name!r} was not written by gte-vectorize; give a file or a folder that a run has written"
+        )
     return description
 
 
 def _load_model(description: dict[str, Any], model: str | None) -> ModelSpec:
-    try:
-        spec = load_model(model or description["model"], revision=None if model else description["revision"])
-    except ModelError as error:
-        if model:
-            raise
-        raise ModelError(f"the output's model {description['model']!r}: {error}; say where it is with --model") from error
-    if spec.weights_sha256 != description["weights_sha256"]:
-        raise ModelError(f"the output was made with {description['model']!r}; {spec.name!r} has other weights")
-    return replace(spec, pooling=tuple(description["pooling"]))
+    made_with, pooling = description["model"], description["pooling"]
+    if model is None and description["revision"] is None:
+        raise ModelError(f"the output was made with the model directory {made_with!r}; say where it is with --model")
+    spec = load_model(
+        model or made_with,
+        revision=None if model else description["revision"],
+        pooling=pooling[0] if len(pooling) == 1 else None,
+    )
+    for file, found in (("weights", spec.weights_sha256), ("tokenizer", spec.tokenizer.sha256)):
+        if found != description[f"{file}_sha256"]:
+            raise ModelError(
+                f"the output was made with {made_with!r}, and {spec.name!r} has another {file} file; "
+                "say where the right model is with --model"
+            )
+    return replace(spec, tokenizer=replace(spec.tokenizer, max_length=description["max_tokens"]))
 
 
 def _encode(spec: ModelSpec, queries: Sequence[str], prompt: str, device: str) -> Float32:
@@ -101,30 +114,39 @@ def _encode(spec: ModelSpec, queries: Sequence[str], prompt: str, device: str) -
     device = resolve_device(device)
     window = Window(Task(0, Shard("queries", 0, 0, (len(queries),)), 0, len(queries)), 0, len(queries))
     tokenizer = TextTokenizer(replace(spec.tokenizer, prompt=prompt))
-    passages: Passages = read_passages(window, [pa.record_batch({"text": list(queries)})], tokenizer)
-    for query, status in zip(queries, passages.status, strict=True):
+    column = pa.array([query.encode(errors="surrogateescape") for query in queries], pa.binary())
+    passages = read_passages(window, [pa.record_batch({"text": column})], tokenizer)
+    for number, status in enumerate(passages.status, start=1):
         if status != Status.OK:
-            raise InputError(f"the query of {len(query)} characters has no usable text")
+            raise InputError(f"query {number} has no usable text ({Status(status).name.lower()}); give it some words")
     with open_encoder(spec, device=device, dtype=resolve_dtype("auto", device), graphs=False) as encoder:
-        batches = token_batches(
-            [passages], layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows
-        )
+        batches = token_batches([passages], layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
         (encoded,) = encoded_windows(encoder.stream(batches), encoder.dim)
     return encoded.vectors
 
 
-def _documents(parts: Sequence[Path]) -> Iterator[tuple[int, pa.Table, Float32]]:
-    """Batch by batch: the number of its first row, the columns to show, and the vectors; rows without one score 0."""
+def _documents(parts: Sequence[Path]) -> Iterator[tuple[list[int], pa.Table, Float32]]:
+    """Batch by batch the rows that have a vector: their numbers in the output, the columns to show, the vectors."""
     first_row = 0
     for part in parts:
-        with pq.ParquetFile(part, page_checksum_verification=True) as file:
+        with reading(str(part)), pq.ParquetFile(part, page_checksum_verification=True) as file:
             shown = [name for name in file.schema_arrow.names if name not in ADDED_COLUMNS]
             dim = file.schema_arrow.field("embedding").type.list_size
             for batch in file.iter_batches(BATCH_ROWS, columns=[*shown, "embedding"]):
-                embedding = batch.column("embedding")
-                vectors = np.zeros((len(embedding), dim), np.float32)
-                vectors[embedding.is_valid().to_numpy(zero_copy_only=False)] = (
-                    embedding.flatten().to_numpy().reshape(-1, dim)
-                )
-                yield first_row, pa.Table.from_batches([batch]).select(shown), vectors
-                first_row += len(embedding)
+                has_vector = batch.column("embedding").is_valid()
+                rows = first_row + np.flatnonzero(has_vector.to_numpy(zero_copy_only=False))
+                first_row += len(batch)
+                found = pa.Table.from_batches([batch.filter(has_vector)])
+                vectors = found.column("embedding").combine_chunks().flatten().to_numpy().reshape(-1, dim)
+                yield rows.tolist(), found.select(shown), vectors
+
+
+def _row(table: pa.Table, index: int) -> dict[str, Any]:
+    return {name: _value(table.column(name)[index]) for name in table.column_names}
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except ValueError:  # a text that is not UTF-8, a time finer than Python's
+        return "?"

@@ -15,7 +15,9 @@ from gte_vectorize.reader.storage import open_store, reading
 SECRET = "wJalrXUtnFEMI"
 
 
-@pytest.mark.parametrize("name", ["a b.parquet", "%41#?.parquet", "new\nline.parquet", "-x", "_x", ".x", "法律.parquet"])
+@pytest.mark.parametrize(
+    "name", ["a b.parquet", "%41#?.parquet", "new\nline.parquet", "-x", "_x", ".x", "法律.parquet"]
+)
 def test_odd_names_are_read_as_they_are(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"here")
     store, path = open_store(str(tmp_path / name))
@@ -111,7 +113,7 @@ class TestReading:
         ],
     )
     def test_temporary(self, error: OSError) -> None:
-        with pytest.raises(TemporaryError, match="'a.parquet': opening failed"), reading("a.parquet", "opening"):
+        with pytest.raises(TemporaryError, match=r"'a\.parquet': opening failed"), reading("a.parquet", "opening"):
             raise error
 
     @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ class TestReading:
         ],
     )
     def test_for_good(self, error: Exception) -> None:
-        with pytest.raises(InputError, match="'a.parquet'"), reading("a.parquet"):
+        with pytest.raises(InputError, match=r"'a\.parquet'"), reading("a.parquet"):
             raise error
 
     def test_a_bug_stays_a_bug(self) -> None:

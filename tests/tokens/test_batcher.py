@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def test_batches_are_as_large_as_the_budget_allows(
     for batch in batches:
         assert len(batch.rows) <= max_rows
         assert len(batch.rows) <= 1 or cost(batch, layout) <= budget
-    for batch, following in zip(batches, batches[1:], strict=False):
+    for batch, following in pairwise(batches):
         added = int(batch.lengths[0]) if layout == "padded" else int(following.lengths[0])
         assert len(batch.rows) == max_rows or cost(batch, layout) + added > budget
 

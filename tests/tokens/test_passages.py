@@ -55,15 +55,8 @@ def test_every_kind_of_text_column_gives_the_same(kind: pa.DataType, tokenizer: 
     assert [Status(status).name for status in passages.status] == STATUS
     assert passages.lengths.tolist() == [3, 0, 0, 8, 0, 0, 3, 0, 3]
     assert passages.truncated.tolist() == [False, False, False, True, *[False] * 5]
-    assert (
-        passages.ids.tolist()
-        == [
-            id
-            for row in tokenizer.encode([text for text in TEXTS if text])
-            for id in row.ids
-            if row.status is Status.OK
-        ][: len(passages.ids)]
-    )
+    usable = tokenizer.encode([text for text, status in zip(TEXTS, STATUS, strict=True) if text and status == "OK"])
+    assert passages.ids.tolist() == [token for row in usable for token in row.ids]
     for text, digest in zip(TEXTS, passages.text_hash, strict=True):
         expected = bytes(16) if text is None else hashlib.blake2b(text.encode(), digest_size=16).digest()
         assert digest.tobytes() == expected
@@ -122,17 +115,6 @@ def test_blank_text_is_empty_whatever_the_prompt(
         passages = read_passages(window(1), [batch(pa.array([blank]))], each)
         assert passages.status.tolist() == [Status.EMPTY]
         assert len(passages.ids) == 0
-
-
-def test_long_column_is_taken_in_small_pieces(tokenizer: TextTokenizer) -> None:
-    texts = [f"number {row}" for row in range(1_000)]
-    passages = read_passages(window(1_000), [batch(pa.array(texts))], tokenizer)
-    ends = np.cumsum(passages.lengths)
-    for row in (0, 255, 256, 999):
-        assert (
-            passages.ids[ends[row] - passages.lengths[row] : ends[row]].tolist()
-            == tokenizer.encode([texts[row]])[0].ids
-        )
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -20,7 +20,8 @@ from gte_vectorize.encoder.forward import Forward
 BATCH_TOKENS = 1024
 """Activations of this many tokens stay in a core's cache."""
 
-WINDOW_ROWS = 2048
+WINDOW_ROWS = 512
+"""Some seconds of work, so that progress shows. Lanes run on from one window into the next."""
 
 
 class CpuEncoder:

@@ -24,7 +24,8 @@ from gte_vectorize.encoder.pooling import Head, pool
 class Forward(Protocol):
     """A layout of token batches together with the model's computation on it."""
 
-    layout: Layout
+    @property
+    def layout(self) -> Layout: ...
 
     def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket) -> Int32: ...
 

@@ -51,11 +51,15 @@ def to_parquet(uri: str, spool: Path) -> Path:
     Raises InputError with the line at which the file cannot be read, TemporaryError if it changes meanwhile.
     """
     source = _describe(uri)
-    target = spool / f"{hashlib.blake2b(uri.encode(), digest_size=16).hexdigest()}.parquet"
+    # Errors about its rows and columns name this file, so its name must tell the source.
+    target = spool / f"{Path(uri).name[:40]}-{hashlib.blake2b(uri.encode(), digest_size=8).hexdigest()}.parquet"
     if _is_made_from(target, source):
         return target
-    spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=spool) as scratch, reading(uri, "converting to Parquet"):
+    with reading(str(spool), "making the folder"):
+        for folder in reversed([spool, *spool.parents]):
+            if not folder.is_dir():
+                folder.mkdir(mode=0o700, exist_ok=True)
+    with reading(uri, "converting to Parquet"), tempfile.TemporaryDirectory(dir=spool) as scratch:
         made = Path(scratch, "made.parquet")
         _write(_tables(uri, Path(scratch)), made, {_SOURCE: source})
         if _describe(uri) != source:

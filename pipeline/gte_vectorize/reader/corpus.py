@@ -105,7 +105,7 @@ def _read_footer(uri: str) -> tuple[Shard, pa.Schema]:
         with store.open_input_file(path) as file, pq.ParquetFile(file, arrow_extensions_enabled=False) as parquet:
             groups = (parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups))
             rows = tuple(group.num_rows for group in groups)
-            # The metadata of other tools (pandas, huggingface) describes their columns, not ours.
+            # Other tools' metadata (pandas, huggingface) may be megabytes a shard, and does not describe our columns.
             schema = parquet.schema_arrow.remove_metadata()
     return Shard(uri, info.size, info.mtime_ns or 0, rows), schema
 

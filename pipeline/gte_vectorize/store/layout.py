@@ -24,6 +24,11 @@ class Layout:
     success: Path
 
     @property
+    def spool(self) -> Path:
+        """Where inputs that are not Parquet are kept, converted."""
+        return self.state / "spool"
+
+    @property
     def plan(self) -> Path:
         return self.state / "plan.json"
 
@@ -51,7 +56,26 @@ def find_layout(output: str | Path, shards: Iterable[Shard]) -> Layout:
         )
     given = Path(os.path.abspath(output))  # noqa: PTH100 - a link at the final name must stay unresolved
     path = Path(os.path.realpath(given.parent)) / given.name
-    _refuse_inputs(path, shards)
+    layout = _layout(path)
+    _refuse_inputs(layout, shards)
+    return layout
+
+
+def refuse_foreign(at: Layout, *, overwrite: bool) -> None:
+    """OutputError where something that is not this run's stands at the final name."""
+    output = at.output
+    if not os.path.lexists(output):
+        return
+    if at.single and (output.is_dir() or not overwrite):
+        advice = "choose another output" if output.is_dir() else "use --overwrite, or choose another output"
+        raise OutputError(f"{str(output)!r} exists and is not what this run published; {advice}")
+    if not at.single and (not output.is_dir() or any(path != at.state for path in output.iterdir())):
+        raise OutputError(
+            f"{str(output)!r} exists and is not an output of gte-vectorize; choose another output, or empty it"
+        )
+
+
+def _layout(path: Path) -> Layout:
     if path.suffix.lower() == ".parquet":
         state = path.with_name(f".{path.name}.state")
         return Layout(path, True, state, state / "parts", state / "manifest.json", path)
@@ -59,13 +83,15 @@ def find_layout(output: str | Path, shards: Iterable[Shard]) -> Layout:
     return Layout(path, False, state, path, path / "_manifest.json", path / "_SUCCESS")
 
 
-def _refuse_inputs(output: Path, shards: Iterable[Shard]) -> None:
-    target = os.path.realpath(output)
+def _refuse_inputs(layout: Layout, shards: Iterable[Shard]) -> None:
+    output, target, spool = layout.output, os.path.realpath(layout.output), os.path.realpath(layout.spool)
     for shard in shards:
         uri = shard.uri.removeprefix("file://")
         if "://" in uri:
             continue
         source = os.path.realpath(uri)
+        if source.startswith(spool + os.sep):
+            continue
         if source == target or source.startswith(target + os.sep) or target.startswith(source + os.sep):
             raise OutputError(
                 f"the output {str(output)!r} would lie over the input {shard.uri!r}; choose another with -o"

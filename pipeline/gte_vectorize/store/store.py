@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from gte_vectorize.batch import Task
 from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
 from gte_vectorize.store.assemble import assemble
-from gte_vectorize.store.layout import Layout, find_layout
+from gte_vectorize.store.layout import Layout, find_layout, refuse_foreign
 from gte_vectorize.store.manifest import Totals, finished, publish_file_manifest, publish_manifest, unpublish_manifest
 from gte_vectorize.store.plan import Plan, differences
 from gte_vectorize.store.publish import Content, make_folder, publish, publish_bytes, read_back, scratch
@@ -138,8 +138,8 @@ class Store:
 
     def _take(self) -> None:
         at = self._at
-        if not at.state.is_dir():
-            self._refuse_foreign()
+        if not at.plan.exists():
+            refuse_foreign(at, overwrite=self._overwrite)
         make_folder(at.state)
         try:
             self._lock.acquire()
@@ -161,26 +161,13 @@ class Store:
             self._sweep()
             return
         if at.single:
-            self._refuse_foreign()
+            refuse_foreign(at, overwrite=self._overwrite)
         shutil.rmtree(at.tmp, ignore_errors=True)
         make_folder(at.records)
         make_folder(at.parts)
         unpublish_manifest(at)
         self._contents = dict(published(at, self._plan))
         self._check_space()
-
-    def _refuse_foreign(self) -> None:
-        """OutputError where something that is not this run's stands at the final name."""
-        output = self._at.output
-        if not os.path.lexists(output):
-            return
-        if self._at.single and (output.is_dir() or not self._overwrite):
-            advice = "choose another output" if output.is_dir() else "use --overwrite, or choose another output"
-            raise OutputError(f"{str(output)!r} exists and is not what this run published; {advice}")
-        if not self._at.single and (not output.is_dir() or any(output.iterdir())):
-            raise OutputError(
-                f"{str(output)!r} exists and is not an output of gte-vectorize; choose another output, or empty it"
-            )
 
     def _settle_plan(self) -> None:
         path, new = self._at.plan, self._plan.to_json()

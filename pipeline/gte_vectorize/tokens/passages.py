@@ -15,8 +15,6 @@ from gte_vectorize.batch import Int32, Passages, Status, Window
 from gte_vectorize.errors import InputError
 from gte_vectorize.tokens.tokenizer import Encoded, TextTokenizer
 
-# Rows that are text, ids and tokenizer's records at once, whatever the reader's batches are.
-_ROWS = 256
 _HASH_BYTES = 16
 # Unicode has no whitespace and no control character behind the ideographic space.
 _BLANK = "".join(char for char in map(chr, range(0x3001)) if char.isspace() or unicodedata.category(char) == "Cc")
@@ -35,8 +33,9 @@ _BINARY = {
 def read_passages(window: Window, batches: Iterable[pa.RecordBatch], tokenizer: TextTokenizer) -> Passages:
     """Tokenize the rows of `window`; `batches` hold them in order, with the text in their first column.
 
-    A null, blank, undecodable or oversized text has no tokens and a status that says so. Raises InputError when there
-    are fewer or more rows than the window has, or when the column holds no text.
+    One batch at a time is held as text: the reader's batches bound the memory. A null, blank, undecodable
+    or oversized text has no tokens and a status that says so. Raises InputError when there are fewer or more rows than
+    the window has, or when the column holds no text.
     """
     ids: list[Int32] = []
     lengths: list[int] = []
@@ -44,15 +43,13 @@ def read_passages(window: Window, batches: Iterable[pa.RecordBatch], tokenizer: 
     truncated: list[bool] = []
     hashes = bytearray()
     for batch in batches:
-        column = _as_binary(batch.column(0), window.task.shard.uri)
-        for start in range(0, len(column), _ROWS):
-            values = column[start : start + _ROWS].to_pylist()
-            encoded = _encode(values, tokenizer)
-            ids.append(np.fromiter(chain.from_iterable(row.ids for row in encoded), np.int32))
-            lengths.extend(len(row.ids) for row in encoded)
-            status.extend(row.status for row in encoded)
-            truncated.extend(row.truncated for row in encoded)
-            hashes += b"".join(map(_hash, values))
+        values = _as_binary(batch.column(0), window.task.shard.uri).to_pylist()
+        encoded = _encode(values, tokenizer)
+        ids.append(np.fromiter(chain.from_iterable(row.ids for row in encoded), np.int32))
+        lengths.extend(len(row.ids) for row in encoded)
+        status.extend(row.status for row in encoded)
+        truncated.extend(row.truncated for row in encoded)
+        hashes += b"".join(map(_hash, values))
     if len(lengths) != window.num_rows:
         raise InputError(
             f"{window.task.shard.uri!r}: {len(lengths)} rows where {window.num_rows} were planned, from row "
@@ -82,7 +79,8 @@ def _text(value: bytes | None) -> str | Status:
         text = value.decode()
     except UnicodeDecodeError:
         return Status.UTF8
-    return text if text.strip(_BLANK) else Status.EMPTY
+    # The beginning nearly always decides, and a long text is not copied to see it.
+    return text if text[:64].strip(_BLANK) or text.strip(_BLANK) else Status.EMPTY
 
 
 def _hash(value: bytes | None) -> bytes:

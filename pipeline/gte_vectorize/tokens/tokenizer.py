@@ -17,9 +17,11 @@ from gte_vectorize.batch import Status
 from gte_vectorize.errors import ModelError
 from gte_vectorize.model.tokenizer import TokenizerSpec
 
-# A first head has this many UTF-8 bytes for every token that is wanted: six Latin letters, or two Chinese characters.
-_BYTES_PER_TOKEN = 6
-_GROWTH = 4
+# UTF-8 bytes of a first head for every token that is wanted: six Latin letters, or two Chinese characters. Later ones
+# have a little more than the last long texts needed. A matter of speed alone.
+_BYTES_PER_TOKEN = 6.0
+_RESERVE = 1.2
+_GROWTH = 2
 # Characters. One mebi-character without enough tokens in it takes a few seconds and some hundred MB; no more is tried.
 _LONGEST_HEAD = 2**20
 # Tokens between the last one kept and the end of a head. A cut changes what stands right before it: a word that is
@@ -55,6 +57,7 @@ class TextTokenizer:
         self._wanted = self._limit + _MARGIN + longest_word
         self._unigram = isinstance(self._tokenizer.model, Unigram)
         self._nothing = self._tokenize([""])[0]
+        self._bytes_per_token = _BYTES_PER_TOKEN
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """One Encoded for each text, in order.
@@ -63,18 +66,24 @@ class TextTokenizer:
         mebi-character to fill the limit and goes on behind it. The texts must be valid Unicode, without surrogates.
         """
         encoded: dict[int, Encoded] = {}
+        needed: list[float] = []
         cuts = {index: self._first_cut(text) for index, text in enumerate(texts)}
         while cuts:
             heads = {index: _head(texts[index], cut) for index, cut in cuts.items()}
             for (index, head), ids in zip(heads.items(), self._tokenize(list(heads.values())), strict=True):
-                if len(head) == len(texts[index]) or self._settled(texts[index], head, ids):
+                if len(head) == len(texts[index]):
                     encoded[index] = self._finish(ids)
+                elif self._settled(texts[index], head, ids):
+                    encoded[index] = self._finish(ids)
+                    needed.append(len(head.encode()) / len(ids))
                 elif cuts[index] == _LONGEST_HEAD:
                     encoded[index] = Encoded([], False, Status.TOO_LARGE)
                 else:
                     cuts[index] = min(cuts[index] * _GROWTH, _LONGEST_HEAD)
                     continue
                 del cuts[index]
+        if needed:
+            self._bytes_per_token = min(_BYTES_PER_TOKEN, _RESERVE * max(needed))
         return [encoded[index] for index in range(len(texts))]
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
@@ -84,8 +93,9 @@ class TextTokenizer:
         return [found.ids for found in self._tokenizer.encode_batch_fast(bodies, add_special_tokens=False)]
 
     def _first_cut(self, text: str) -> int:
-        head = text[: min(self._wanted * _BYTES_PER_TOKEN, _LONGEST_HEAD)]
-        return len(head) * len(head) // max(1, len(head.encode())) if len(head) > self._limit else len(head)
+        size = min(int(self._wanted * self._bytes_per_token), _LONGEST_HEAD)
+        head = text[:size]
+        return size * len(head) // max(1, len(head.encode()))
 
     def _settled(self, text: str, head: str, ids: list[int]) -> bool:
         """Whether the whole text begins with the same ids, as many as are kept and one more.
@@ -120,7 +130,10 @@ def _head(text: str, cut: int) -> str:
 
 
 def _load(spec: TokenizerSpec) -> Tokenizer:
-    data = spec.path.read_bytes()
+    try:
+        data = spec.path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{str(spec.path)!r} cannot be read any more ({error.strerror}): start again") from error
     if hashlib.sha256(data).hexdigest() != spec.sha256:
         raise ModelError(f"{str(spec.path)!r} has changed since the run began: start again")
     tokenizer = Tokenizer.from_buffer(data)

@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1
 def main(descriptor: int, parent: int) -> None:
     """Work for the process `parent`, which holds the other end of the pipe `descriptor`, until it closes that end."""
     _live_and_die_with(parent)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno() if sys.__stderr__ else 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sent: Future[None] | None = None
 
     def send(answer: Answer) -> None:

@@ -229,6 +229,9 @@ def _value_bytes(array: pa.Array) -> npt.NDArray[np.int64]:
         return _int64(pc.binary_length(array))
     if pa.types.is_struct(array.type):
         return _row_bytes(array.flatten(), len(array))
+    if pa.types.is_map(array.type):
+        entry = pa.struct([array.type.key_field, array.type.item_field])
+        return _value_bytes(array.cast(pa.list_(entry)))
     if pa.types.is_nested(array.type):
         items = np.concatenate(([0], np.cumsum(_value_bytes(array.flatten()))))
         ends = np.concatenate(([0], np.cumsum(_int64(pc.list_value_length(array)))))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from gte_vectorize.batch import EncodedWindow, Status, VectorBatch
+from gte_vectorize.batch import Bool, EncodedWindow, Status, VectorBatch
 
 
 def encoded_windows(encoded: Iterable[VectorBatch], dim: int) -> Iterator[EncodedWindow]:
@@ -17,7 +17,7 @@ def encoded_windows(encoded: Iterable[VectorBatch], dim: int) -> Iterator[Encode
         if vectors is None:
             vectors = np.zeros((len(passages.lengths), dim), np.float32)
             status = passages.status.copy()
-        finite = np.isfinite(item.vectors).all(axis=1)
+        finite: Bool = np.isfinite(item.vectors).all(axis=1)  # type: ignore[assignment]
         if len(finite) != len(rows):
             raise RuntimeError(f"the encoder returned {len(finite)} vectors for a batch of {len(rows)} passages")
         vectors[rows[finite]] = item.vectors[finite]
