@@ -1,4 +1,4 @@
-"""Parity with the reference: vectors of sentence-transformers in fp32, one text at a time, and lengths of AutoTokenizer.
+"""Parity with the reference: sentence-transformers in fp32, one text at a time, and the lengths of AutoTokenizer.
 
 The parts are compared in their own rooms; here the whole way from Parquet to Parquet is.
 """

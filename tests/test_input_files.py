@@ -114,7 +114,7 @@ def test_the_command_ends_in_2_with_one_line(model):
     end = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
     assert (end.returncode, end.stdout, end.stderr.count("\n")) == (2, "", 1)
     assert "no column 'text'" in end.stderr
-    assert os.listdir() == ["a.parquet"]
+    assert list(Path().iterdir()) == [Path("a.parquet")]
 
 
 def test_folders_patterns_and_odd_names_are_taken_as_meant(model, caplog):
@@ -139,8 +139,8 @@ def test_folders_patterns_and_odd_names_are_taken_as_meant(model, caplog):
 def test_inputs_that_name_nothing_or_one_file_twice_are_refused(model):
     write("in/a.parquet")
     write("other/b.txt")
-    os.link("in/a.parquet", "hard.parquet")
-    os.symlink("in/a.parquet", "soft.parquet")
+    Path("hard.parquet").hardlink_to("in/a.parquet")
+    Path("soft.parquet").symlink_to("in/a.parquet")
     for nothing in ("missing.parquet", "in/*.csv", "other", "in/b*.parquet"):
         assert repr(nothing) in refusal("in/a.parquet", nothing, output="out", model=model)
     for twice in ("in/*.parquet", "in", "hard.parquet", "soft.parquet"):

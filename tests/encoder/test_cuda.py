@@ -78,7 +78,9 @@ def bucket_batches(encoder: CudaEncoder) -> Iterator[TokenBatch]:
             for count in (1, min(bucket.rows, bucket.tokens // length)):
                 random = np.random.default_rng(length)
                 ids = [random.integers(4, 100, length).astype(np.int32) for _ in range(count)]
-                (batch,) = token_batches([as_passages(ids)], layout=encoder.layout, budget=1 << 30, max_rows=1 << 30)
+                (batch,) = token_batches(
+                    [as_passages(ids)], layout=encoder.layout, budget=1 << 30, max_rows=lambda longest: 1 << 30
+                )
                 yield batch
 
 

@@ -1,24 +1,23 @@
 """Buckets: the shapes a token batch can take, and which one a batch goes into.
 
 A packed bucket holds `tokens` tokens of at most `rows` passages no longer than `max_length`, and has slots for them and
-for the fillers that make up the rest; a padded one is `rows` × `max_length`. On a GPU every bucket is captured once and
-replayed; on a CPU a batch gets a bucket of exactly its size.
+for the fillers that make up the rest; its rows are few enough that a kernel's grid over the slots is mostly work, so
+they run out only when the passages are much shorter than the longest. A padded one is `rows` × `max_length`. On a GPU
+every bucket is captured once and replayed; on a CPU a batch gets a bucket of exactly its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from gte_vectorize.batch import TokenBatch
-from gte_vectorize.encoder.pooling import FEWEST_ROWS
 
-SHORTEST_PASSAGE = 8
-"""Passages of a full packed bucket average at least this many tokens; shorter ones fill the slots before the tokens."""
+FEWEST_TOKENS = 64
+"""Of a packed batch on a CPU: matrix products of fewer than 16 rows round differently."""
 
 SMALLEST_PACKED = 8192
-"""Below this many tokens a GPU's matrix products may take other kernels and round differently."""
+"""Of a packed bucket on a GPU: with fewer tokens the matrix products may take other kernels and round differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Bucket:
 
 def exact_bucket(batch: TokenBatch) -> Bucket:
     """A packed bucket of just the batch, filled up to the fewest rows a matrix product may have."""
-    tokens = max(FEWEST_ROWS, len(batch.ids))
+    tokens = max(FEWEST_TOKENS, len(batch.ids))
     longest = max(int(batch.lengths[0]), tokens - len(batch.ids))
     return Bucket(tokens, longest, len(batch.rows), len(batch.rows) + (tokens > len(batch.ids)))
 
@@ -46,31 +45,37 @@ def exact_rows(batch: TokenBatch) -> Bucket:
 
 
 def packed_buckets(budget: int, max_length: int) -> list[Bucket]:
-    """Budget, half of it, a quarter …, by maximal length 32, 64, 128 … up to the model's; largest first."""
+    """Budget, half of it, a quarter …, by maximal length 16, 32, 64 … up to the model's; largest first."""
     sizes = [budget]
     while sizes[-1] // 2 >= max(SMALLEST_PACKED, max_length):
         sizes.append(sizes[-1] // 2)
     return [
-        Bucket(tokens, length, tokens // SHORTEST_PASSAGE, tokens // SHORTEST_PASSAGE + tokens // length + 1)
+        Bucket(tokens, length, rows, rows + tokens // length + 1)
         for tokens in sizes
-        for length in reversed(list(_lengths(32, max_length)))
+        for length in reversed(_lengths(max_length))
+        for rows in (max(1, tokens // max(8, length // 4)),)
     ]
 
 
 def padded_buckets(budget: int, max_length: int) -> list[Bucket]:
-    """Lengths 16, 24, 32, 48 … up to the model's, each with all the rows a batch can have and an eighth of them.
+    """Lengths 16, 24, 32, 48 … up to the model's, each with the rows of the budget and an eighth of them.
 
-    A batch keeps rows × its longest passage within the budget, so the most rows come with the shortest longest passage
-    that a bucket is chosen for. Largest first.
+    Largest first.
     """
-    lengths = sorted({length for half in _lengths(16, max_length) for length in (half, min(max_length, half * 3 // 2))})
+    lengths = _lengths(max_length)
+    lengths = sorted({*lengths, *(min(max_length, length * 3 // 2) for length in lengths)})
     buckets = {
         Bucket(rows * length, length, rows, rows)
-        for shorter, length in pairwise([0, *lengths])
-        for most in (max(1, budget // (shorter + 1)),)
-        for rows in (most, max(1, most // 8))
+        for length in lengths
+        for rows in (max(1, budget // length), max(1, budget // length // 8))
     }
     return sorted(buckets, key=lambda bucket: (bucket.tokens, bucket.max_length), reverse=True)
+
+
+def max_rows(buckets: Sequence[Bucket], longest: int) -> int:
+    """How many passages a batch may have whose longest passage is `longest` tokens."""
+    length = min(bucket.max_length for bucket in buckets if bucket.max_length >= longest)
+    return max(bucket.rows for bucket in buckets if bucket.max_length == length)
 
 
 def choose(buckets: Sequence[Bucket], batch: TokenBatch) -> Bucket:
@@ -78,9 +83,8 @@ def choose(buckets: Sequence[Bucket], batch: TokenBatch) -> Bucket:
     return min((b for b in buckets if b.fits(batch)), key=lambda bucket: (bucket.tokens, bucket.max_length))
 
 
-def _lengths(shortest: int, longest: int) -> Iterator[int]:
-    length = shortest
-    while length < longest:
-        yield length
-        length *= 2
-    yield longest
+def _lengths(longest: int) -> list[int]:
+    lengths = [16]
+    while lengths[-1] * 2 < longest:
+        lengths.append(lengths[-1] * 2)
+    return [*lengths, longest] if longest > 16 else [longest]

@@ -32,11 +32,14 @@ class CpuEncoder:
         self.layout: Layout = forward.layout
         self.dim = dim
         self.budget = budget or BATCH_TOKENS
-        self.max_rows = self.budget
         self.window_rows = WINDOW_ROWS
         self._threads = torch.get_num_threads()
         self._lanes = lanes or self._threads
         self._pool = ThreadPoolExecutor(self._lanes, "lane", initializer=torch.set_num_threads, initargs=(1,))
+
+    def max_rows(self, longest: int) -> int:
+        """How many passages a batch may have; here, the budget decides alone."""
+        return self.budget
 
     def stream(self, batches: Iterable[TokenBatch]) -> Iterator[VectorBatch]:
         """The vectors of every batch, in the order of the batches, at most two batches per lane in flight."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gte_vectorize.batch import Int32, Layout, TokenBatch, VectorBatch
-from gte_vectorize.encoder.bucket import Bucket, choose, packed_buckets, padded_buckets
+from gte_vectorize.encoder.bucket import SMALLEST_PACKED, Bucket, choose, max_rows, packed_buckets, padded_buckets
 from gte_vectorize.encoder.forward import Forward
 
 BATCH_TOKENS = 32768
@@ -47,10 +47,9 @@ class CudaEncoder:
     ):
         self._forward, self._device, self.dim = forward, device, dim
         self.layout: Layout = forward.layout
-        self.budget = max(budget or BATCH_TOKENS, max_length)
         packed = self.layout == "packed"
+        self.budget = max(budget or BATCH_TOKENS, max_length, SMALLEST_PACKED if packed else 1)
         self._buckets = (packed_buckets if packed else padded_buckets)(self.budget, max_length)
-        self.max_rows = max(bucket.rows for bucket in self._buckets)
         self.window_rows = WINDOW_ROWS
         self._copy_in, self._compute, self._copy_out = (torch.cuda.Stream(device) for _ in range(3))
         width = max(len(self._blank(bucket)) for bucket in self._buckets)
@@ -59,6 +58,10 @@ class CudaEncoder:
         self._vectors = torch.zeros(slots, dim, device=device)
         self._ring = deque(_staging_slot(width, slots, dim, device) for _ in range(DEPTH))
         self._graphs = self._capture() if graphs else {}
+
+    def max_rows(self, longest: int) -> int:
+        """How many passages a batch may have whose longest passage is `longest` tokens."""
+        return max_rows(self._buckets, longest)
 
     def stream(self, batches: Iterable[TokenBatch]) -> Iterator[VectorBatch]:
         """The vectors of every batch, in the order of the batches."""

@@ -26,13 +26,14 @@ log = logging.getLogger(__name__)
 
 
 class Encoder(Protocol):
-    """What the flow sees of an encoder; the first five say how to cut its token batches."""
+    """What the flow sees of an encoder; all but the last two say how to cut its token batches."""
 
     layout: Layout
     budget: int
-    max_rows: int
     window_rows: int
     dim: int
+
+    def max_rows(self, longest: int) -> int: ...
 
     def stream(self, batches: Iterable[TokenBatch]) -> Iterator[VectorBatch]: ...
 
@@ -98,7 +99,6 @@ def _forward(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Forwa
     head = load_head(spec, device)
     if spec.layout == "packed" and (device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)):
         bert = load_packed(spec, read_tensors(spec.weights), dtype=dtype, device=device)
-        varlen = device.type == "cuda" and dtype != torch.float32
-        return PackedForward(bert, spec.pooling, head, varlen)
+        return PackedForward(bert, spec.pooling, head)
     pad_id = int(spec.config.get("pad_token_id") or 0)
     return PaddedForward(load_padded(spec, dtype=dtype, device=device), spec.pooling, head, pad_id)

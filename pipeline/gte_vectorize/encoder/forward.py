@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from gte_vectorize.batch import Int32, Layout
-from gte_vectorize.encoder.attention import grouped_attention, varlen_attention
 from gte_vectorize.encoder.bucket import Bucket
 from gte_vectorize.encoder.packed import PackedBert
-from gte_vectorize.encoder.pooling import Head, pool
+from gte_vectorize.encoder.pooling import Head, at_least, fewest_rows, pool
 
 
 class Forward(Protocol):
@@ -39,7 +38,6 @@ class PackedForward:
     bert: PackedBert
     pooling: tuple[str, ...]
     head: Head
-    varlen: bool
     layout: Layout = "packed"
 
     def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket) -> Int32:
@@ -57,12 +55,10 @@ class PackedForward:
 
     def __call__(self, inputs: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         ids, positions, bounds = inputs.split([bucket.tokens, bucket.tokens, bucket.slots + 1])
-        attention = (
-            varlen_attention(bounds, bucket.max_length)
-            if self.varlen
-            else grouped_attention(_without_empty(bounds.diff().cpu().numpy()))
-        )
-        return self.head(pool(self.bert(ids, positions, attention), bounds, self.pooling))
+        if self.pooling == ("cls",):
+            first = at_least(fewest_rows(inputs.device), bounds[:-1].clamp(max=bucket.tokens - 1))
+            return self.head(self.bert(ids, positions, bounds, bucket.max_length, first)[: bucket.slots].float())
+        return self.head(pool(self.bert(ids, positions, bounds, bucket.max_length), bounds, self.pooling))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,3 @@ class PaddedForward:
         """Only the inputs this model's forward accepts."""
         accepted = inspect.signature(self.model.forward).parameters
         return {"token_type_ids": torch.zeros_like(ids).long()} if "token_type_ids" in accepted else {}
-
-
-def _without_empty(lengths: Int32) -> Int32:
-    return lengths[lengths > 0]

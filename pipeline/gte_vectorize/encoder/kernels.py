@@ -1,123 +1,127 @@
-"""GPU kernels of our own for packed passages: attention, and residual + LayerNorm. Written in Triton.
+"""The steps of the packed forward that a device does its own way: attention, residual + norm, activated product.
 
-Attention is bidirectional, over each passage by itself. A program owns one passage, one head and a tile of queries,
-and walks the passage's keys from its start in steps of 64; so the order of every sum depends on the passage's own
-length, never on its neighbours, its place in the batch or the bucket. Queries, keys and values are read where the
-fused product left them. Online softmax: Milakov and Gimelshein (2018); the tiling: Dao, FlashAttention-2 (2023), whose
-128-row tiles waste most of their work on short passages.
+Plain, they are PyTorch's, and on a CPU bit-exact by construction. Fused (fused.py), they are our own on a GPU.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
 import torch
-import triton
-import triton.language as tl
+import torch.nn.functional as F
 
-KEYS = 64
-"""Keys per step, for every bucket: another step would round differently."""
+from gte_vectorize.errors import ModelError
 
-LOG2_E = 1.4426950408889634
+Attention = Callable[[torch.Tensor, int], torch.Tensor]
+"""Queries, keys and values of all tokens [tokens, 3 × hidden] and the number of heads → context [tokens, hidden]."""
 
+Activation = Callable[[torch.Tensor], torch.Tensor]
 
-@triton.jit
-def _attention_kernel(
-    qkv,
-    context,
-    bounds,
-    scale,
-    hidden: tl.constexpr,
-    size: tl.constexpr,
-    queries: tl.constexpr,
-    keys: tl.constexpr,
-    steps: tl.constexpr,
-):
-    head, tile, passage = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start = tl.load(bounds + passage)
-    length = tl.load(bounds + passage + 1) - start
-    if tile * queries >= length:
-        return
-    rows = tile * queries + tl.arange(0, queries)
-    columns = tl.arange(0, size)
-    base = qkv + start.to(tl.int64) * (3 * hidden) + head * size
-    query = tl.load(base + rows[:, None] * (3 * hidden) + columns[None, :], mask=rows[:, None] < length, other=0.0)
-    best = tl.full([queries], float("-inf"), tl.float32)
-    total = tl.zeros([queries], tl.float32)
-    summed = tl.zeros([queries, size], tl.float32)
-    for step in range(0, length if steps > 1 else 1, keys):
-        at = step + tl.arange(0, keys)
-        key = tl.load(base + hidden + at[None, :] * (3 * hidden) + columns[:, None], mask=at[None, :] < length, other=0.0)
-        value = tl.load(base + 2 * hidden + at[:, None] * (3 * hidden) + columns[None, :], mask=at[:, None] < length, other=0.0)
-        scores = tl.where(at[None, :] < length, tl.dot(query, key) * scale, float("-inf"))
-        now = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - now[:, None])
-        shrink = tl.exp2(best - now)
-        total = total * shrink + tl.sum(weights, 1)
-        summed = tl.dot(weights.to(value.dtype), value, summed * shrink[:, None])
-        best = now
-    out = context + (start + rows[:, None]).to(tl.int64) * hidden + head * size + columns[None, :]
-    tl.store(out, (summed / total[:, None]).to(query.dtype), mask=rows[:, None] < length)
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+log = logging.getLogger(__name__)
 
 
-def attention(qkv: torch.Tensor, bounds: torch.Tensor, heads: int, max_length: int) -> torch.Tensor:
-    """Bidirectional attention of each passage between `bounds`, int32[passages + 1], none above `max_length`.
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: float
 
-    qkv [tokens, 3 × hidden], fp16 or bf16, contiguous: queries, keys and values, each heads × size with size 32, 64 or
-    128 → context [tokens, hidden].
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.linear(hidden, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
     """
-    tokens, hidden = len(qkv), qkv.shape[1] // 3
-    size = hidden // heads
-    queries, warps, stages = tile(max_length)
-    context = torch.empty(tokens, hidden, dtype=qkv.dtype, device=qkv.device)
-    grid = (heads, triton.cdiv(max_length, queries), len(bounds) - 1)
-    _attention_kernel[grid](
-        qkv,
-        context,
-        bounds,
-        LOG2_E / size**0.5,
-        hidden,
-        size,
-        queries,
-        KEYS if max_length > 32 else 32,
-        triton.cdiv(max_length, KEYS),
-        num_warps=warps,
-        num_stages=stages,
+    attend    bounds of the passages, int32[passages + 1], and the longest they may be → the attention for them
+    add_norm  hidden states and what to add to them, each [tokens, hidden], and a norm → the norm of their sum
+    up        hidden states [tokens, hidden] and a product → its activated result [tokens, inner]
+    """
+
+    attend: Callable[[torch.Tensor, int], Attention]
+    add_norm: Callable[[torch.Tensor, torch.Tensor, LayerNorm], torch.Tensor]
+    up: Callable[[torch.Tensor, Linear], torch.Tensor]
+
+
+def choose_kernels(activation: str, *, head_size: int, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """Fused on a GPU in fp16 or bf16, where Triton runs; plain elsewhere. ModelError: an unknown activation."""
+    if activation not in ACTIVATIONS:
+        raise ModelError(f"hidden_act {activation!r} is not one of {', '.join(ACTIVATIONS)}")
+    if device.type == "cpu" or dtype == torch.float32:
+        return plain_kernels(activation, grouped_attention)
+    try:
+        from gte_vectorize.encoder import fused
+
+        return fused.fused_kernels(activation, head_size=head_size, device=device)
+    except (ImportError, RuntimeError, OSError) as error:
+        log.warning("slower kernels are used, because Triton does not run here (a C compiler is needed): %s", error)
+        return plain_kernels(activation, varlen_attention)
+
+
+def plain_kernels(activation: str, attend: Callable[[torch.Tensor, int], Attention]) -> Kernels:
+    activate = ACTIVATIONS[activation]
+    return Kernels(
+        attend=attend,
+        add_norm=lambda hidden, residual, norm: norm(hidden + residual),
+        up=lambda hidden, linear: activate(linear(hidden)),
     )
-    return context
 
 
-def tile(max_length: int) -> tuple[int, int, int]:
-    """Rows of a query tile, warps and pipeline stages by the bucket's maximal length; measured, see jobs/bench."""
-    if max_length <= 32:
-        return 32, 4, 1
-    if max_length <= 64:
-        return 64, 4, 1
-    if max_length <= 256:
-        return 64, 4, 2
-    return 128, 8, 3
+def grouped_attention(bounds: torch.Tensor, max_length: int) -> Attention:
+    """Unmasked SDPA on each group of passages of equal length, which must stand beside each other to be one group.
+
+    There is no mask because a masked kernel rounds differently when the padded length changes. The lengths are read on
+    the host, so this cannot be captured.
+    """
+    lengths = bounds.diff().cpu().numpy()
+    lengths = lengths[lengths > 0]
+    edges = np.flatnonzero(np.diff(lengths, prepend=0, append=0))
+    groups = [(int(end - start), int(lengths[start])) for start, end in pairwise(edges)]
+
+    def attend(qkv: torch.Tensor, heads: int) -> torch.Tensor:
+        context = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
+        first = 0
+        for count, length in groups:
+            rows = slice(first, first + count * length)
+            query, key, value = qkv[rows].view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+            attended = F.scaled_dot_product_attention(query, key, value)
+            context[rows] = attended.transpose(1, 2).reshape(count * length, -1)
+            first = rows.stop
+        return context
+
+    return attend
 
 
-@triton.jit
-def _add_norm_kernel(hidden, residual, weight, bias, out, eps, size: tl.constexpr, block: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, block)
-    inside = columns < size
-    state = tl.load(hidden + row * size + columns, mask=inside, other=0.0).to(tl.float32)
-    state += tl.load(residual + row * size + columns, mask=inside, other=0.0).to(tl.float32)
-    mean = tl.sum(state, 0) / size
-    centred = tl.where(inside, state - mean, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / size + eps)
-    normed = centred * scale * tl.load(weight + columns, mask=inside) + tl.load(bias + columns, mask=inside)
-    tl.store(out + row * size + columns, normed.to(out.dtype.element_ty), mask=inside)
+def varlen_attention(bounds: torch.Tensor, max_length: int) -> Attention:
+    """PyTorch's FlashAttention for variable lengths: fp16 and bf16 on compute capability 8.0 or newer."""
+    from torch.nn.attention.varlen import varlen_attn
 
+    def attend(qkv: torch.Tensor, heads: int) -> torch.Tensor:
+        query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+        context = varlen_attn(query, key, value, bounds, bounds, max_length, max_length)
+        assert isinstance(context, torch.Tensor)
+        return context.flatten(1)
 
-def add_norm(
-    hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> torch.Tensor:
-    """LayerNorm(hidden + residual), each [tokens, size], contiguous; summed and normalised in fp32, read once."""
-    out = torch.empty_like(hidden)
-    size = hidden.shape[1]
-    block = triton.next_power_of_2(size)
-    _add_norm_kernel[(len(hidden),)](
-        hidden, residual, weight, bias, out, eps, size, block, num_warps=min(8, max(1, block // 256))
-    )
-    return out
+    return attend

@@ -1,9 +1,9 @@
 """The packed forward of the BERT family: BERT, RoBERTa, XLM-RoBERTa (GTE, e5, MiniLM, bge, …).
 
 Passages lie back to back in one token row, so nothing is padded and no mask exists: every step but attention works on
-one token at a time, and attention is handed in, because that is where a CPU and a GPU differ. A matrix product gives a
-token the same bits whatever the other tokens are, and attention sees one passage at a time; so a vector depends on its
-text alone, bit for bit.
+one token at a time. A matrix product gives a token the same bits whatever the other tokens are, and attention sees one
+passage at a time; so a vector depends on its text alone, bit for bit. The code is the same on CPU and GPU; the few
+steps that a device does its own way are handed in as kernels.
 
 Architecture: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2019), post-LayerNorm encoder.
 """
@@ -12,45 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from gte_vectorize.encoder.kernels import Attention, Kernels, LayerNorm, Linear, choose_kernels
 from gte_vectorize.encoder.weights import Weights
 from gte_vectorize.errors import ModelError
 from gte_vectorize.model.spec import ModelSpec
-
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Query, key and value of all tokens [tokens, heads, head size] → context of the same shape, passage by passage."""
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    weight: torch.Tensor
-    bias: torch.Tensor
-    eps: float
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    weight: torch.Tensor
-    bias: torch.Tensor
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return F.linear(hidden, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +32,18 @@ class Layer:
     attention_out: Linear
     attention_norm: LayerNorm
     up: Linear
-    activation: Callable[[torch.Tensor], torch.Tensor]
     down: Linear
     norm: LayerNorm
 
-    def __call__(self, hidden: torch.Tensor, attention: Attention) -> torch.Tensor:
-        query, key, value = self.qkv(hidden).view(len(hidden), 3, self.heads, -1).unbind(1)
-        context = attention(query, key, value).reshape(hidden.shape)
-        hidden = self.attention_norm(self.attention_out(context) + hidden)
-        return self.norm(self.down(self.activation(self.up(hidden))) + hidden)
+    def __call__(
+        self, hidden: torch.Tensor, attention: Attention, kernels: Kernels, only: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Hidden states → hidden states; of the tokens `only`, int[count], if given."""
+        context = attention(self.qkv(hidden), self.heads)
+        if only is not None:
+            context, hidden = context[only], hidden[only]
+        hidden = kernels.add_norm(self.attention_out(context), hidden, self.attention_norm)
+        return kernels.add_norm(self.down(kernels.up(hidden, self.up)), hidden, self.norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +54,25 @@ class PackedBert:
     positions: torch.Tensor
     norm: LayerNorm
     layers: tuple[Layer, ...]
+    kernels: Kernels
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """Token ids and positions, int[tokens] → hidden states [tokens, hidden] of the last layer."""
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        bounds: torch.Tensor,
+        max_length: int,
+        only: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Token ids and positions, int[tokens], bounds of the passages → hidden states [tokens, hidden].
+
+        With `only`, int[count], of just these tokens [count, hidden], without the last layer's work on the others.
+        """
+        attention = self.kernels.attend(bounds, max_length)
         hidden = self.norm(F.embedding(ids, self.words) + F.embedding(positions, self.positions))
-        for layer in self.layers:
-            hidden = layer(hidden, attention)
-        return hidden
+        for layer in self.layers[:-1]:
+            hidden = layer(hidden, attention, self.kernels)
+        return self.layers[-1](hidden, attention, self.kernels, only)
 
 
 def load_packed(
@@ -108,6 +93,12 @@ def load_packed(
         positions=positions[spec.position_offset :] + token_types[0],
         norm=norm("embeddings.LayerNorm"),
         layers=tuple(_layer(config, get, norm, f"encoder.layer.{i}") for i in range(int(config["num_hidden_layers"]))),
+        kernels=choose_kernels(
+            str(config.get("hidden_act", "gelu")),
+            head_size=size // int(config["num_attention_heads"]),
+            device=device,
+            dtype=dtype,
+        ),
     )
 
 
@@ -117,9 +108,6 @@ def _layer(config: Any, get: Weights, norm: Callable[[str], LayerNorm], name: st
         int(config["intermediate_size"]),
         int(config["num_attention_heads"]),
     )
-    activation = ACTIVATIONS.get(config.get("hidden_act", "gelu"))
-    if activation is None:
-        raise ModelError(f"hidden_act {config['hidden_act']!r} is not one of {', '.join(ACTIVATIONS)}")
     if size % heads:
         raise ModelError(f"hidden_size {size} is not a multiple of num_attention_heads {heads}")
 
@@ -133,7 +121,6 @@ def _layer(config: Any, get: Weights, norm: Callable[[str], LayerNorm], name: st
         attention_out=linear("attention.output.dense", size, size),
         attention_norm=norm(f"{name}.attention.output.LayerNorm"),
         up=linear("intermediate.dense", inner, size),
-        activation=activation,
         down=linear("output.dense", size, inner),
         norm=norm(f"{name}.output.LayerNorm"),
     )

@@ -26,8 +26,17 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-FEWEST_ROWS = 64
-"""Matrix products of fewer rows may take another kernel and round differently; so there never are fewer."""
+def fewest_rows(device: torch.device) -> int:
+    """Matrix products of fewer rows may take another kernel and round differently; so there never are fewer.
+
+    Seen on AVX2 and AVX-512 with 16 rows, and on an H200 with some hundred (products split along the inner dimension).
+    """
+    return 64 if device.type == "cpu" else 512
+
+
+def at_least(count: int, rows: torch.Tensor) -> torch.Tensor:
+    """The rows, filled up with zeros to `count` of them."""
+    return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, max(0, count - len(rows))))
 
 
 def pool(hidden: torch.Tensor, bounds: torch.Tensor, modes: Sequence[str]) -> torch.Tensor:
@@ -92,8 +101,9 @@ def _dense(module: Dense, device: torch.device) -> Head:
     bias = tensors["linear.bias"].to(device, torch.float32) if module.bias else None
     activation = ACTIVATIONS[module.activation]
 
+    fewest = fewest_rows(device)
+
     def dense(pooled: torch.Tensor) -> torch.Tensor:
-        padding = max(0, FEWEST_ROWS - len(pooled))
-        return activation(F.linear(F.pad(pooled, (0, 0, 0, padding)), weight, bias))[: len(pooled)]
+        return activation(F.linear(at_least(fewest, pooled), weight, bias))[: len(pooled)]
 
     return dense

@@ -9,7 +9,6 @@ part), tmp/ (what a dead run leaves there is removed by the next), lock. Every f
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

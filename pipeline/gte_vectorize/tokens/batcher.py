@@ -6,7 +6,7 @@ first makes the largest shape come first and the remaining time predictable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -14,11 +14,13 @@ import numpy as np
 from gte_vectorize.batch import Int32, Layout, Passages, TokenBatch
 
 
-def token_batches(windows: Iterable[Passages], *, layout: Layout, budget: int, max_rows: int) -> Iterator[TokenBatch]:
+def token_batches(
+    windows: Iterable[Passages], *, layout: Layout, budget: int, max_rows: Callable[[int], int]
+) -> Iterator[TokenBatch]:
     """Every passage of every window exactly once, window by window, in batches of at most `budget` tokens.
 
     The cost of a batch is its tokens when packed and rows × its longest passage when padded; a passage longer than the
-    budget is a batch of its own. `max_rows` bounds the passages of one batch.
+    budget is a batch of its own. `max_rows` says how many passages a batch may have, given its longest.
     """
     for passages in windows:
         rows = np.flatnonzero(passages.lengths).astype(np.int32)
@@ -40,14 +42,14 @@ def _gather(ids: Int32, starts: list[int], rows: Int32) -> Int32:
     return np.concatenate([ids[starts[row] : starts[row + 1]] for row in rows.tolist()]) if len(rows) else ids[:0]
 
 
-def _cuts(lengths: Int32, layout: Layout, budget: int, max_rows: int) -> list[int]:
+def _cuts(lengths: Int32, layout: Layout, budget: int, max_rows: Callable[[int], int]) -> list[int]:
     """Where batches begin, and the end: `[0, …, len(lengths)]`; `[0, 0]` when there is nothing."""
-    cuts, cost, longest = [0], 0, 0
+    cuts, cost, longest, most = [0], 0, 0, 0
     for position, length in enumerate(lengths.tolist()):
         count = position - cuts[-1]
-        longest = longest if count else length
         cost = (count + 1) * longest if layout == "padded" else cost + length
-        if count and (cost > budget or count == max_rows):
-            cuts.append(position)
-            cost = longest = length
+        if not count or cost > budget or count == most:
+            cost, longest, most = length, length, max_rows(length)
+            if count:
+                cuts.append(position)
     return [*cuts, len(lengths)]
