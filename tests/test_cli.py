@@ -307,3 +307,22 @@ def test_a_signal_ends_everything_and_the_same_command_goes_on(folder, gte, mode
     assert (report["rows"], report["status"]) == (rows, {"ok": rows})
     assert 0 < report["computed_tokens"] < report["tokens"]
     assert {path: path.stat().st_ino for path in before} == before
+
+
+@pytest.mark.parametrize("how", ["turned into an error", "swallowed"])
+def test_a_stop_that_a_library_does_not_pass_on_is_a_stop(folder, gte, model, monkeypatch, how):
+    open_encoder = gte_vectorize.run.open_encoder
+
+    def interrupted(*arguments, **options):
+        try:
+            cli._stop(signal.SIGTERM, None)
+        except cli.Stopped:
+            if how != "swallowed":
+                raise ValueError(how) from None
+        return open_encoder(*arguments, **options)
+
+    monkeypatch.setattr(cli, "_asked", [])
+    monkeypatch.setattr(gte_vectorize.run, "open_encoder", interrupted)
+    end = gte("corpus.parquet", "--model", model, "--quiet")
+    assert end == (143, "", "ERROR: stopped by SIGTERM; run the same command again to go on\n")
+    assert not Path("corpus.embeddings.parquet").exists()

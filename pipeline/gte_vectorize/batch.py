@@ -18,6 +18,11 @@ UInt8 = npt.NDArray[np.uint8]
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
 
+WINDOW_BYTES = 4 << 20
+"""Of the shard's file, compressed: some 16 MiB of text, a second of tokenizing."""
+
+LEAST_WINDOW_ROWS = 256
+
 Layout = Literal["packed", "padded"]
 """How an encoder lays a token batch out: one flat token row, or rows × the longest length."""
 
@@ -65,8 +70,14 @@ class Task:
     first_row: int
     num_rows: int
 
-    def windows(self, rows: int) -> Iterator[Window]:
-        """The task in windows of `rows` rows, in order; a task without rows is one window of none."""
+    def windows(self, most_rows: int) -> Iterator[Window]:
+        """The task in windows of at most `most_rows` rows, in order; a task without rows is one window of none.
+
+        Where documents are long (going by the shard's bytes per row), windows have fewer rows, so that a few of them
+        keep all workers busy and the first one is ready soon.
+        """
+        row_bytes = self.shard.size / max(1, self.shard.num_rows)
+        rows = min(most_rows, max(LEAST_WINDOW_ROWS, int(WINDOW_BYTES / max(1.0, row_bytes))))
         for start in range(0, max(1, self.num_rows), rows):
             yield Window(self, self.first_row + start, min(rows, self.num_rows - start))
 

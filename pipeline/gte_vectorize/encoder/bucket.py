@@ -3,7 +3,7 @@
 A packed bucket holds `tokens` tokens of at most `rows` passages no longer than `max_length`, and has slots for them and
 for the fillers that make up the rest; its rows are few enough that a kernel's grid over the slots is mostly work, so
 they run out only when the passages are much shorter than the longest. A padded one is `rows` × `max_length`. On a GPU
-every bucket is captured once and replayed; on a CPU a batch gets a bucket of exactly its size.
+every bucket is captured once and replayed; on a CPU a batch gets a bucket of its own size, or a little more.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from gte_vectorize.batch import TokenBatch
 
 FEWEST_TOKENS = 64
 """Of a packed batch on a CPU: matrix products of fewer than 16 rows round differently."""
+
+TOKEN_STEP = 32
+"""Of a packed batch on a CPU: few sizes, so that what one batch frees fits the next, and memory does not creep up."""
 
 SMALLEST_PACKED = 8192
 """Of a packed bucket on a GPU: with fewer tokens the matrix products may take other kernels and round differently."""
@@ -32,8 +35,8 @@ class Bucket:
 
 
 def exact_bucket(batch: TokenBatch) -> Bucket:
-    """A packed bucket of just the batch, filled up to the fewest rows a matrix product may have."""
-    tokens = max(FEWEST_TOKENS, len(batch.ids))
+    """A packed bucket of just the batch, filled up to a multiple of TOKEN_STEP tokens, and to the fewest there may be."""
+    tokens = max(FEWEST_TOKENS, -(-len(batch.ids) // TOKEN_STEP) * TOKEN_STEP)
     longest = max(int(batch.lengths[0]), tokens - len(batch.ids))
     return Bucket(tokens, longest, len(batch.rows), len(batch.rows) + (tokens > len(batch.ids)))
 
