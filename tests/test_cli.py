@@ -326,3 +326,18 @@ def test_a_stop_that_a_library_does_not_pass_on_is_a_stop(folder, gte, model, mo
     end = gte("corpus.parquet", "--model", model, "--quiet")
     assert end == (143, "", "ERROR: stopped by SIGTERM; run the same command again to go on\n")
     assert not Path("corpus.embeddings.parquet").exists()
+
+
+def test_a_signal_ends_a_run_in_the_middle_of_a_window(folder, minilm_dir):
+    """The first window alone is many seconds of work; the run leaves at the next batch of it."""
+    pq.write_table(pa.table({"text": ["many words " * 300] * 3000}), "long.parquet")
+    process = start("long.parquet", "--model", minilm_dir, "--workers", "1")
+    for line in process.stderr:
+        if "tasks to do" in line:
+            break
+    time.sleep(3)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert ended(process).code == 143
+    assert time.monotonic() - asked < 8
+    assert not Path("long.embeddings.parquet").exists()

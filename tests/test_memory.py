@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,11 +27,9 @@ def peak(*arguments: object) -> int:
     highest = 0
     with subprocess.Popen(command, env=ENVIRONMENT) as process:
         while process.poll() is None:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
                 highest = max(highest, sum(member.memory_info().rss for member in tree))
-            except psutil.NoSuchProcess:
-                pass
             time.sleep(0.05)
     assert process.returncode in (0, 3)
     return highest

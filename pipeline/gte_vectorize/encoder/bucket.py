@@ -35,7 +35,7 @@ class Bucket:
 
 
 def exact_bucket(batch: TokenBatch) -> Bucket:
-    """A packed bucket of just the batch, filled up to a multiple of TOKEN_STEP tokens, and to the fewest there may be."""
+    """A packed bucket of just the batch, filled up to a multiple of TOKEN_STEP tokens and to FEWEST_TOKENS."""
     tokens = max(FEWEST_TOKENS, -(-len(batch.ids) // TOKEN_STEP) * TOKEN_STEP)
     longest = max(int(batch.lengths[0]), tokens - len(batch.ids))
     return Bucket(tokens, longest, len(batch.rows), len(batch.rows) + (tokens > len(batch.ids)))
