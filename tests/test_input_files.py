@@ -15,7 +15,7 @@ import pytest
 from encoder.tiny import save_tiny
 
 import gte_vectorize
-from gte_vectorize import InputError, OutputError, TemporaryError, VectorizeError, vectorize
+from gte_vectorize import DamagedInput, InputError, OutputError, TemporaryError, VectorizeError, vectorize
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6", "w7 w8 w9 w10"]
 CORPUS = {"text": TEXTS, "id": ["1", "2", "3", "4"]}
@@ -247,7 +247,8 @@ def test_damage_that_only_reading_shows_is_named_and_never_published(model, dama
     column = next(group.column(i) for i in range(2) if group.column(i).path_in_schema == damaged)
     whole[column.data_page_offset + column.total_compressed_size - 1] ^= 1
     Path("in/b.parquet").write_bytes(whole)
-    with pytest.raises(InputError, match=r"b\.parquet': reading rows 0 to 3 failed: .*[Cc]hecksum"):
+    with pytest.raises(DamagedInput, match=r"b\.parquet': reading rows 0 to 3 failed: .*[Cc]hecksum") as raised:
         vectorize("in", "out", model=model)
+    assert raised.value.exit_code == 4
     assert len(parts("out")) <= 1
     assert not Path("out/_SUCCESS").exists()

@@ -11,6 +11,7 @@ from typing import Any
 
 from gte_vectorize.errors import (
     ConfigError,
+    DamagedInput,
     InputError,
     LimitExceeded,
     ModelError,
@@ -28,6 +29,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 __all__ = [
     "ConfigError",
+    "DamagedInput",
     "InputError",
     "LimitExceeded",
     "ModelError",

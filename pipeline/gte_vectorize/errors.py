@@ -7,6 +7,7 @@ VectorizeError
 │   ├── ModelError            model folder that is missing, incomplete or cannot be run faithfully
 │   └── OutputError           an output that is in the way or belongs to another run
 ├── LimitExceeded (4)         the work was done, but too many rows failed
+│   └── DamagedInput          a shard turned out to be damaged while it was read; it is an InputError too
 ├── TemporaryError (75)       running the same command again may help: locked, storage, GPU lost
 └── WorkerError (1)           a worker process died or raised; a bug
 
@@ -46,6 +47,12 @@ class OutputError(Refused):
 
 class LimitExceeded(VectorizeError):
     """More rows failed than the caller allows; the output is not complete."""
+
+    exit_code = 4
+
+
+class DamagedInput(LimitExceeded, InputError):
+    """A shard's footer was sound, but not its pages; what was published before it was read is kept."""
 
     exit_code = 4
 

@@ -95,7 +95,7 @@ def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> in
             job.spec, device=job.device, dtype=job.dtype, graphs=config.graphs, batch_tokens=config.batch_tokens
         ) as encoder,
     ):
-        log.info("%d tasks to do on %s in %s", len(tasks), job.device, job.dtype)
+        log.info("tasks to do: %d, on %s in %s", len(tasks), job.device, job.dtype)
         started = time.monotonic()
         leaving = Event()
         encoded = _encode(tasks, workers, encoder, leaving)

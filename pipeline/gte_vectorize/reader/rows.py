@@ -10,7 +10,7 @@ from types import TracebackType
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gte_vectorize.errors import InputError
+from gte_vectorize.errors import DamagedInput, InputError
 from gte_vectorize.reader.storage import open_store, reading
 
 # Neither the footer's sizes nor the file's can be trusted: a kilobyte may decode to gigabytes. So few rows are decoded
@@ -57,7 +57,7 @@ class RowCursor:
     def read(self, first_row: int, num_rows: int) -> Iterator[pa.RecordBatch]:
         """Exactly the rows `first_row` to `first_row + num_rows - 1`, in order.
 
-        Raises InputError, naming the rows, where the file is damaged or shorter than its footer says; TemporaryError
+        Raises DamagedInput, naming the rows, where the file is damaged or shorter than its footer says; TemporaryError
         where its store fails.
         """
         what = f"reading rows {first_row} to {first_row + num_rows - 1}"
@@ -65,7 +65,7 @@ class RowCursor:
         if not 0 <= first_row <= end <= self._starts[-1]:
             raise InputError(f"{self._uri!r} has {self._starts[-1]} rows, not those from {first_row} to {end - 1}")
         while first_row < end:
-            with reading(self._uri, what):
+            with reading(self._uri, what, DamagedInput):
                 batch = self._take(first_row, end - first_row)
             first_row += batch.num_rows
             yield batch
@@ -116,7 +116,9 @@ class RowCursor:
     def _decode(self) -> pa.RecordBatch:
         batch = next(self._rest, None)
         if batch is None:
-            raise InputError(f"{self._uri!r} ends at row {self._next}, though its footer names {self._starts[-1]} rows")
+            raise DamagedInput(
+                f"{self._uri!r} ends at row {self._next}, though its footer names {self._starts[-1]} rows"
+            )
         self._next += batch.num_rows
         # A struct with a child of that name comes along when a column has a dot in its name.
         return batch.select(self._columns)

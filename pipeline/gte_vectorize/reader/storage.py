@@ -105,8 +105,8 @@ def _open_hub() -> Any:
 
 
 @contextmanager
-def reading(uri: str, what: str = "reading") -> Iterator[None]:
-    """Turn a store's error into InputError, or into TemporaryError where running again may help.
+def reading(uri: str, what: str = "reading", refusal: type[InputError] = InputError) -> Iterator[None]:
+    """Turn a store's error into InputError (`refusal`), or into TemporaryError where running again may help.
 
     `what` says what was being done, with rows if it knows them. Errors of the code itself pass unchanged.
     """
@@ -121,7 +121,7 @@ def reading(uri: str, what: str = "reading") -> Iterator[None]:
         message = f"{uri!r}: {what} failed: {lines[0][:300]}"
         if _may_pass(error):
             raise TemporaryError(f"{message}; run the same command again") from error
-        raise InputError(f"{message}; check that the file exists, is whole and may be read") from error
+        raise refusal(f"{message}; check that the file exists, is whole and may be read") from error
 
 
 def _may_pass(error: Exception) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from gte_vectorize.batch import Int32, Passages, Status, Window
-from gte_vectorize.errors import InputError
+from gte_vectorize.errors import DamagedInput, InputError
 from gte_vectorize.tokens.tokenizer import Encoded, TextTokenizer
 
 _HASH_BYTES = 16
@@ -33,9 +33,9 @@ _BINARY = {
 def read_passages(window: Window, batches: Iterable[pa.RecordBatch], tokenizer: TextTokenizer) -> Passages:
     """Tokenize the rows of `window`; `batches` hold them in order, with the text in their first column.
 
-    One batch at a time is held as text: the reader's batches bound the memory. A null, blank, undecodable
-    or oversized text has no tokens and a status that says so. Raises InputError when there are fewer or more rows than
-    the window has, or when the column holds no text.
+    One batch at a time is held as text: the reader's batches bound the memory. A null, blank, undecodable or oversized
+    text has no tokens and a status that says so. Raises DamagedInput when there are fewer or more rows than the window
+    has, InputError when the column holds no text.
     """
     ids: list[Int32] = []
     lengths: list[int] = []
@@ -51,7 +51,7 @@ def read_passages(window: Window, batches: Iterable[pa.RecordBatch], tokenizer: 
         truncated.extend(row.truncated for row in encoded)
         hashes += b"".join(map(_hash, values))
     if len(lengths) != window.num_rows:
-        raise InputError(
+        raise DamagedInput(
             f"{window.task.shard.uri!r}: {len(lengths)} rows where {window.num_rows} were planned, from row "
             f"{window.first_row}: the file has changed or is damaged"
         )
