@@ -57,6 +57,8 @@ class CudaEncoder:
         self._inputs = torch.zeros(width, dtype=torch.int32, device=device)
         self._vectors = torch.zeros(slots, dim, device=device)
         self._ring = deque(_staging_slot(width, slots, dim, device) for _ in range(DEPTH))
+        # Weights and buffers were filled on the default stream, which our streams do not wait for.
+        torch.cuda.synchronize(device)
         self._graphs = self._capture() if graphs else {}
 
     def max_rows(self, longest: int) -> int:
