@@ -131,7 +131,7 @@ def render(result: dict[str, object], model: str) -> str:
         [
             f"# CPU throughput, {date.today().isoformat()}",
             "",
-            f"{processor()}, {cores} cores; {versions}; model {Path(model).name}, fp32.",
+            f"{processor()}, {cores} cores; {versions}; model {label(model)}, fp32.",
             f"{result['documents']:,} real paragraphs, {result['tokens']:,} tokens, "
             "Parquet to Parquet, start-up taken out.",
             f"Lowest cosine between the two systems' vectors: {result['lowest_cosine']:.7f}.",
@@ -142,6 +142,12 @@ def render(result: dict[str, object], model: str) -> str:
             "",
         ]
     )
+
+
+def label(model: str) -> str:
+    """The model's name; the default's folder is named just "model", in its package's."""
+    path = Path(model).absolute()
+    return path.parent.name if path.name == "model" else path.name
 
 
 def processor() -> str:
