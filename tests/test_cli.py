@@ -100,6 +100,7 @@ def ended(process: subprocess.Popen[str]) -> Ended:
         (["corpus.parquet", "-h"], 0, "--max-bad-rows"),
         (["--version"], 0, "gte-vectorize, version"),
         ([], 2, "Usage"),
+        (["status", "out"], 2, "'status' is not a command of this version"),
         (["run"], 2, "no input"),
         (["corpus.parquet", "--modle", "x"], 2, "Did you mean '--model'"),
         (["corpus.parquet", "--max-length", "-1"], 2, "--max-length: a whole number"),

@@ -233,6 +233,8 @@ def test_killed_and_run_again_is_undisturbed(model, corpus, tmp_path, name):
     for records in (0, 1, 4, TASKS, TASKS + 1):  # the last one is left alone
         process = command(corpus, killed, model)
         watch(process, killed, whole, records=records, delay=seeded.uniform(0, 0.1 if records else 4))
+        if 0 < records < TASKS:
+            assert process.returncode == -signal.SIGKILL  # and not just the end of a run
         before, published = published, times(at.parts, "part-*")
         assert before.items() <= published.items() or killed.is_file()
     assert process.returncode == 0
@@ -284,7 +286,7 @@ def test_no_process_outlives_the_command(model, corpus, tmp_path, ending):
             process.send_signal(signal.SIGTERM)
             break
     end = ended(process)
-    assert end.code == {"done": 0, "failed": 2, "stopped": 143}[ending]
+    assert end.code == {"done": 0, "failed": 4, "stopped": 143}[ending]
     assert end.err.count("ERROR") == (ending != "done")
     assert "Traceback" not in end.err
     assert children

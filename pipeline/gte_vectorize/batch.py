@@ -19,7 +19,7 @@ Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
 
 WINDOW_BYTES = 4 << 20
-"""Of the shard's file, compressed: some 16 MiB of text, a second of tokenizing."""
+"""Of the shard's file, compressed: usually some 16 MiB of text, a second of tokenizing."""
 
 LEAST_WINDOW_ROWS = 256
 
@@ -36,6 +36,7 @@ class Status(IntEnum):
     UTF8 = 3
     TOO_LARGE = 4
     NONFINITE = 5
+    ZERO = 6
 
     @property
     def failed(self) -> bool:
@@ -139,7 +140,7 @@ class VectorBatch:
 class EncodedWindow:
     """A window with its vectors back in row order: float32[rows, dim]; a row without a vector holds zeros.
 
-    `status` is the passages' status with the rows whose vector was not finite marked.
+    `status` is the passages' status with the rows marked whose vector was zero or not finite.
     """
 
     passages: Passages

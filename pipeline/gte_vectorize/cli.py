@@ -33,6 +33,9 @@ QUIET_LIBRARIES = {
     "DATASETS_VERBOSITY": "error",
 }
 
+# Commands to come, which must not be taken for files meanwhile.
+NOT_BUILT = ("plan", "status", "verify", "repair", "report", "bench")
+
 log = logging.getLogger("gte_vectorize")
 
 
@@ -48,6 +51,10 @@ class DefaultToRun(click.Group):
     """`gte-vectorize corpus.parquet` means `gte-vectorize run corpus.parquet`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in NOT_BUILT:
+            raise click.UsageError(
+                f"{args[0]!r} is not a command of this version; for a file of that name say ./{args[0]}"
+            )
         own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
         if args and args[0] not in self.commands and args[0] not in own:
             args = ["run", *args]

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from gte_vectorize.batch import EncodedWindow, Task
 from gte_vectorize.config import Config, resolve
-from gte_vectorize.encoder.encoder import Encoder, open_encoder, resolve_device, resolve_dtype
+from gte_vectorize.encoder.encoder import Encoder, describe_device, open_encoder, resolve_device, resolve_dtype
 from gte_vectorize.errors import LimitExceeded
 from gte_vectorize.job import Job, prepare, worker_count
 from gte_vectorize.prefetch import prefetch
@@ -49,7 +49,8 @@ def run(config: Config, on_progress: Callable[[Progress], None] = lambda progres
     """
     started = time.monotonic()
     device = resolve_device(config.device)
-    job = prepare(config, device=device, dtype=resolve_dtype(config.dtype, device))
+    dtype = resolve_dtype(config.dtype, device)
+    job = prepare(config, device=device, dtype=dtype, machine=describe_device(device))
     with Store.open(config.output_path, job.plan, job.schema, overwrite=config.overwrite) as store:
         computed = _work(job, store, on_progress) if store.pending() else 0
         totals = store.published()
@@ -57,7 +58,8 @@ def run(config: Config, on_progress: Callable[[Progress], None] = lambda progres
         if not config.max_bad_rows.allows(report.failed, report.rows):
             raise LimitExceeded(
                 f"{report.failed} of {report.rows} rows failed ({report.failures}), and --max-bad-rows allows "
-                f"{config.max_bad_rows}; what was computed is kept: raise the limit or mend the rows, and run again"
+                f"{config.max_bad_rows}; raise the limit and run again (nothing is computed twice), or mend the rows "
+                "and run with --overwrite"
             )
         store.finish()
     report.log()
@@ -123,15 +125,18 @@ def _write(
     windows: Iterable[EncodedWindow], store: Store, schema: pa.Schema, columns: list[str]
 ) -> Iterator[EncodedWindow]:
     """Publish one part per task, and hand every window on once it is written."""
-    for _, of_task in groupby(windows, key=lambda window: window.passages.window.task.index):
-        first = next(of_task)
-        task = first.passages.window.task
-        with ExitStack() as stack:
-            path = stack.enter_context(store.part(task))
-            part = stack.enter_context(PartWriter(path, schema, task))
-            cursor = stack.enter_context(RowCursor(task.shard.uri, columns)) if columns else None
-            for window in chain([first], of_task):
-                span = window.passages.window
-                part.write(window, cursor.read(span.first_row, span.num_rows) if cursor else None)
-                yield window
-            check_unchanged(task.shard)
+    with ExitStack() as open_shard:
+        cursor, uri = None, None
+        for _, of_task in groupby(windows, key=lambda window: window.passages.window.task.index):
+            first = next(of_task)
+            task = first.passages.window.task
+            if columns and task.shard.uri != uri:
+                # Kept for the shard's next task, which begins where this one ends in the same row group.
+                open_shard.close()
+                cursor, uri = open_shard.enter_context(RowCursor(task.shard.uri, columns)), task.shard.uri
+            with store.part(task) as path, PartWriter(path, schema, task) as part:
+                for window in chain([first], of_task):
+                    span = window.passages.window
+                    part.write(window, cursor.read(span.first_row, span.num_rows) if cursor else None)
+                    yield window
+                check_unchanged(task.shard)

@@ -44,12 +44,20 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     return load_model(str(folder))
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """The shape of a base BERT (gte-base, bge-base), few layers."""
+    shape = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512}
+    folder = save_tiny(tmp_path_factory.mktemp("base"), "bert", "cls", std=0.03, limit=512, **shape)
+    return load_model(str(folder))
+
+
 def mixed(count: int, longest: int, seed: int = 0) -> list[np.ndarray]:
     lengths = np.clip(np.random.default_rng(seed).lognormal(np.log(longest / 4), 0.7, count), 3, longest)
     return random_passages(list(lengths.astype(int)), seed)
 
 
-@pytest.mark.parametrize("shape", ["minilm", "large"])
+@pytest.mark.parametrize("shape", ["minilm", "base", "large"])
 @pytest.mark.parametrize("how", [{"graphs": False}, {"batch_tokens": 16384}, {"batch_tokens": 8192}])
 def test_packed_vectors_do_not_depend_on_graphs_or_budget(
     request: pytest.FixtureRequest, shape: str, how: dict[str, object]
@@ -59,7 +67,7 @@ def test_packed_vectors_do_not_depend_on_graphs_or_budget(
     assert np.array_equal(encode(spec, ids), encode(spec, ids, **how))
 
 
-@pytest.mark.parametrize("shape", ["minilm", "large"])
+@pytest.mark.parametrize("shape", ["minilm", "base", "large"])
 def test_packed_vectors_do_not_depend_on_neighbours_or_order(request: pytest.FixtureRequest, shape: str) -> None:
     spec = request.getfixturevalue(shape)
     ids = mixed(3000, spec.tokenizer.max_length)

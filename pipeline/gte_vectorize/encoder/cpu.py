@@ -20,6 +20,9 @@ from gte_vectorize.encoder.forward import Forward
 BATCH_TOKENS = 1024
 """Activations of this many tokens stay in a core's cache."""
 
+_THREADS = torch.get_num_threads()
+"""Before any lane set its own to one, which shows in threads that are started later."""
+
 WINDOW_ROWS = 512
 """Some seconds of work, so that progress shows. Lanes run on from one window into the next."""
 
@@ -33,8 +36,7 @@ class CpuEncoder:
         self.dim = dim
         self.budget = budget or BATCH_TOKENS
         self.window_rows = WINDOW_ROWS
-        self._threads = torch.get_num_threads()
-        self._lanes = lanes or self._threads
+        self._lanes = lanes or _THREADS
         self._pool = ThreadPoolExecutor(self._lanes, "lane", initializer=torch.set_num_threads, initargs=(1,))
 
     def max_rows(self, longest: int) -> int:
@@ -53,7 +55,7 @@ class CpuEncoder:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(_THREADS)
 
     def _encode(self, batch: TokenBatch) -> VectorBatch:
         if not len(batch.rows):

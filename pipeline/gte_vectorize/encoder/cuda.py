@@ -17,9 +17,17 @@ import torch
 from gte_vectorize.batch import Int32, Layout, TokenBatch, VectorBatch
 from gte_vectorize.encoder.bucket import SMALLEST_PACKED, Bucket, choose, max_rows, packed_buckets, padded_buckets
 from gte_vectorize.encoder.forward import Forward
+from gte_vectorize.errors import ConfigError
 
 BATCH_TOKENS = 32768
 WINDOW_ROWS = 16384
+
+WINDOW_TOKENS = 1 << 23
+"""At most in a window, so that a window's ids stay within 32 MiB whatever the model's limit."""
+
+MOST_TOKENS = 1 << 18
+"""A launch has at most 65,535 groups, and a bucket a slot for every eighth token or so."""
+
 DEPTH = 3
 """Batches in flight: one copied in, one computing, one copied out."""
 
@@ -49,8 +57,10 @@ class CudaEncoder:
         self.layout: Layout = forward.layout
         packed = self.layout == "packed"
         self.budget = max(budget or BATCH_TOKENS, max_length, SMALLEST_PACKED if packed else 1)
+        if packed and self.budget > MOST_TOKENS:
+            raise ConfigError(f"--batch-tokens {self.budget}: at most {MOST_TOKENS} on a GPU")
         self._buckets = (packed_buckets if packed else padded_buckets)(self.budget, max_length)
-        self.window_rows = WINDOW_ROWS
+        self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_TOKENS // max_length))
         self._copy_in, self._compute, self._copy_out = (torch.cuda.Stream(device) for _ in range(3))
         width = max(len(self._blank(bucket)) for bucket in self._buckets)
         slots = max(bucket.slots for bucket in self._buckets)

@@ -17,7 +17,7 @@ from gte_vectorize.encoder.packed import load_packed
 from gte_vectorize.encoder.padded import load_padded
 from gte_vectorize.encoder.pooling import load_head
 from gte_vectorize.encoder.weights import read_tensors
-from gte_vectorize.errors import ConfigError
+from gte_vectorize.errors import ConfigError, TemporaryError
 from gte_vectorize.model.spec import ModelSpec
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -50,6 +50,11 @@ def resolve_device(device: str) -> str:
     return device
 
 
+def describe_device(device: str) -> str:
+    """The kind of device, as far as it decides a vector's bits: `cpu`, or `cuda` and the GPU's name."""
+    return f"cuda ({torch.cuda.get_device_name()})" if device == "cuda" else device
+
+
 def resolve_dtype(dtype: str, device: str) -> str:
     """`auto` → fp16 on a GPU and fp32 on a CPU. A CPU always runs fp32, with a warning if something else was asked."""
     if device == "cuda":
@@ -74,25 +79,46 @@ def open_encoder(
     `batch_tokens` is the token budget of a batch, `lanes` the number of CPU threads; both default to what suits the
     device. Raises ModelError for a model that cannot be run faithfully.
     """
+    with _gpu_errors():
+        encoder = _make(spec, device, dtype, graphs, batch_tokens, lanes)
+        try:
+            yield encoder
+        finally:
+            encoder.close()
+
+
+@contextmanager
+def _gpu_errors() -> Iterator[None]:
+    """A GPU that is full or lost → TemporaryError: neither is a bug, and running again may help."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise TemporaryError(
+            "the GPU's memory does not suffice: end what else uses it, or lower --batch-tokens, then run again"
+        ) from error
+    except torch.AcceleratorError as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise TemporaryError(
+            f"the GPU failed ({reason}); what was published is kept: run the same command again"
+        ) from error
+
+
+def _make(
+    spec: ModelSpec, device: str, dtype: str, graphs: bool, batch_tokens: int | None, lanes: int | None
+) -> Encoder:
     target = torch.device(device)
     forward = _forward(spec, DTYPES[dtype], target)
-    encoder: Encoder
     if device == "cpu":
-        encoder = CpuEncoder(forward, dim=spec.dim, budget=batch_tokens, lanes=lanes)
-    else:
-        encoder = CudaEncoder(
-            forward,
-            dim=spec.dim,
-            budget=batch_tokens,
-            max_length=spec.tokenizer.max_length,
-            device=target,
-            # Grouped attention depends on the lengths of a batch, so it has no fixed shape to capture.
-            graphs=graphs and (forward.layout == "padded" or dtype != "fp32"),
-        )
-    try:
-        yield encoder
-    finally:
-        encoder.close()
+        return CpuEncoder(forward, dim=spec.dim, budget=batch_tokens, lanes=lanes)
+    return CudaEncoder(
+        forward,
+        dim=spec.dim,
+        budget=batch_tokens,
+        max_length=spec.tokenizer.max_length,
+        device=target,
+        # Grouped attention depends on the lengths of a batch, so it has no fixed shape to capture.
+        graphs=graphs and (forward.layout == "padded" or dtype != "fp32"),
+    )
 
 
 def _forward(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Forward:

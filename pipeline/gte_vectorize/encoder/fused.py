@@ -32,8 +32,9 @@ def fused_kernels(activation: str, *, head_size: int, device: torch.device) -> K
     """Kernels for fp16 and bf16 on a GPU. RuntimeError: they do not compile or run here, or do not fit the model."""
     if head_size not in HEAD_SIZES:
         raise RuntimeError(f"attention heads of {head_size} are not among {HEAD_SIZES}")
-    states = torch.ones(TILE, 3 * head_size, dtype=torch.float16, device=device)
-    attention(states, torch.tensor([0, TILE], dtype=torch.int32, device=device), 1, TILE)
+    states = torch.ones(16, 3 * head_size, dtype=torch.float16, device=device)
+    for max_length in (16, TILE, 2 * TILE):  # one of each kind, so that what does not compile shows here
+        attention(states, torch.tensor([0, 16], dtype=torch.int32, device=device), 1, max_length)
     return Kernels(attend=tiled_attention, add_norm=add_norm, up=_activated(activation))
 
 

@@ -75,8 +75,10 @@ def choose_kernels(activation: str, *, head_size: int, device: torch.device, dty
         from gte_vectorize.encoder import fused
 
         return fused.fused_kernels(activation, head_size=head_size, device=device)
-    except (ImportError, RuntimeError, OSError) as error:
-        log.warning("slower kernels are used, because Triton does not run here (a C compiler is needed): %s", error)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # a missing compiler or header, and Triton's own errors, have no common base
+        log.warning("slower kernels are used; Triton needs a C compiler and Python's headers, and says: %s", error)
         return plain_kernels(activation, varlen_attention)
 
 
@@ -120,8 +122,9 @@ def varlen_attention(bounds: torch.Tensor, max_length: int) -> Attention:
 
     def attend(qkv: torch.Tensor, heads: int) -> torch.Tensor:
         query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
-        context = varlen_attn(query, key, value, bounds, bounds, max_length, max_length)
-        assert isinstance(context, torch.Tensor)
+        context: torch.Tensor = varlen_attn(  # type: ignore[assignment] # a tuple only if asked for
+            query, key, value, bounds, bounds, max_length, max_length
+        )
         return context.flatten(1)
 
     return attend

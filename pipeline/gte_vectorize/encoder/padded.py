@@ -29,7 +29,7 @@ def load_padded(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) ->
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise ModelError(f"transformers cannot load the {spec.architecture!r} model {spec.name!r}: {error}") from error
     missing = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
     if missing:
