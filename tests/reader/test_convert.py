@@ -2,8 +2,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 import socket
 import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +19,7 @@ import pytest
 
 from gte_vectorize.errors import InputError, TemporaryError
 from gte_vectorize.reader import convert
-from gte_vectorize.reader.convert import is_convertible, to_parquet
+from gte_vectorize.reader.convert import is_convertible, remove_leftovers, to_parquet
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +41,14 @@ def converted(tmp_path: Path, name: str, content: str | bytes) -> pa.Table:
     return pq.read_table(to_parquet(str(source), tmp_path / "spool")).replace_schema_metadata(None)
 
 
+def kept(spool: Path) -> list[Path]:
+    return [path for path in spool.iterdir() if path.name != "lock"]
+
+
 def refusal(tmp_path: Path, name: str, content: str | bytes) -> str:
     with pytest.raises(InputError) as raised:
         converted(tmp_path, name, content)
-    assert list((tmp_path / "spool").iterdir()) == []
+    assert kept(tmp_path / "spool") == []
     return str(raised.value)
 
 
@@ -176,7 +186,7 @@ class TestText:
         monkeypatch.setattr(convert, "_GROUP_ROWS", 256)
         texts = [str(n) for n in range(1000)]
         assert converted(tmp_path, "a.txt", "\n".join(texts))["text"].to_pylist() == texts
-        (made,) = (tmp_path / "spool").iterdir()
+        (made,) = kept(tmp_path / "spool")
         assert [pq.read_metadata(made).row_group(n).num_rows for n in range(4)] == [256, 256, 256, 232]
 
 
@@ -210,8 +220,8 @@ class TestFiles:
     def test_readable_by_the_owner_alone_and_nothing_beside(self, tmp_path: Path, caches: Path) -> None:
         converted(tmp_path, "a.txt.gz", gzip.compress(b"one\n"))
         spool = tmp_path / "spool"
-        (made,) = spool.iterdir()
-        assert stat.S_IMODE(made.stat().st_mode) == 0o600
+        assert len(kept(spool)) == 1
+        assert {stat.S_IMODE(path.stat().st_mode) for path in spool.iterdir()} == {0o600}
         assert stat.S_IMODE(spool.stat().st_mode) == 0o700
         assert list(caches.iterdir()) == []
 
@@ -253,7 +263,68 @@ class TestFiles:
         monkeypatch.setattr(convert, "_write", write_and_touch)
         with pytest.raises(TemporaryError, match="changed while it was converted"):
             to_parquet(str(source), tmp_path / "spool")
-        assert list((tmp_path / "spool").iterdir()) == []
+        assert kept(tmp_path / "spool") == []
+
+    def test_what_a_killed_conversion_left_is_removed(self, tmp_path: Path) -> None:
+        source, spool = tmp_path / "a.txt", tmp_path / "spool"
+        source.write_text("one\n")
+        with converting(source, spool) as process:
+            (left,) = spool.glob("tmp*/made.parquet")
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+        assert left.exists()
+        made = to_parquet(str(source), spool)
+        assert kept(spool) == [made]
+
+    def test_a_conversion_that_is_running_is_left_alone(self, tmp_path: Path) -> None:
+        source, spool = tmp_path / "a.txt", tmp_path / "spool"
+        source.write_text("one\n")
+        with converting(source, spool):
+            (left,) = spool.glob("tmp*/made.parquet")
+            with pytest.raises(TemporaryError, match="another run is converting"):
+                to_parquet(str(source), spool)
+            remove_leftovers(spool)
+            assert left.exists()
+
+    def test_the_bytes_are_safe_before_the_name_and_the_name_after(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source, spool, events = tmp_path / "a.txt", tmp_path / "spool", []
+        source.write_text("one\n")
+        spool.mkdir()
+        sync, replace = os.fsync, os.replace
+
+        def watched_sync(descriptor: int) -> None:
+            events.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+            sync(descriptor)
+
+        def watched_replace(made: Path, target: Path) -> None:
+            events.append(("name", target.name))
+            replace(made, target)
+
+        monkeypatch.setattr(os, "fsync", watched_sync)
+        monkeypatch.setattr(os, "replace", watched_replace)
+        made = to_parquet(str(source), spool)
+        assert events == [("sync", "made.parquet"), ("name", made.name), ("sync", "spool")]
+
+
+@contextmanager
+def converting(source: Path, spool: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is about to name what it converted."""
+    script = (
+        "import sys, time; from pathlib import Path; from gte_vectorize.reader import convert\n"
+        "convert.publish = lambda *args, **options: (print(flush=True), time.sleep(600))\n"
+        "convert.to_parquet(sys.argv[1], Path(sys.argv[2]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(convert.__file__).parents[2])}
+    command = [sys.executable, "-c", script, str(source), str(spool)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def refusal_of_damage(tmp_path: Path, name: str, content: bytes) -> str:

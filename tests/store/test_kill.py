@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ def start_and_kill(output, steps, delay):
             process.stdout.readline()
         time.sleep(delay)
         process.kill()
+    return process.returncode
 
 
 @pytest.mark.parametrize("name", ["out", "out.parquet"])
@@ -34,8 +36,9 @@ def test_killed_and_run_again_is_undisturbed(tmp_path, name, seed):
     rng = random.Random(seed)
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     run(undisturbed / name)
-    for _ in range(2):
-        start_and_kill(killed / name, rng.randint(1, STEPS), rng.uniform(0, 0.03))
+    for last in (False, True):
+        ended = start_and_kill(killed / name, rng.randint(1, STEPS if last else STEPS // 2), rng.uniform(0, 0.03))
+        assert last or ended == -signal.SIGKILL  # and not just the end of a run
         published = {path: path.stat().st_ino for path in killed.glob("out/part-*")}
 
     run(killed / name)

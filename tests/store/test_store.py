@@ -7,7 +7,10 @@ import stat
 import subprocess
 import sys
 from collections import namedtuple
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -214,6 +217,29 @@ def test_another_whole_file_under_a_parts_name_is_never_removed(tmp_path):
     assert (tmp_path / "out/part-000001.parquet").read_bytes() == before
 
 
+def test_a_part_of_this_plan_with_other_vectors_and_no_record_is_replaced(tmp_path, undisturbed, caplog):
+    name, files, _ = undisturbed
+    run(tmp_path / name, tasks=2)
+    (record,) = tmp_path.rglob("000001.json")
+    (part,) = tmp_path.rglob("part-000001.parquet")
+    record.unlink()
+    part.write_bytes(part.with_name("part-000000.parquet").read_bytes())  # as many rows of the same schema
+
+    run(tmp_path / name)
+    assert tree(tmp_path) == files
+    assert "part-000001.parquet" in caplog.text
+
+
+def test_a_link_under_a_parts_name_is_never_removed(tmp_path):
+    run(tmp_path / "out", tasks=1)
+    (tmp_path / "elsewhere").write_bytes(b"theirs")
+    (tmp_path / "out/part-000001.parquet").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(OutputError, match=r"part-000001\.parquet"):
+        run(tmp_path / "out")
+    assert (tmp_path / "out/part-000001.parquet").is_symlink()
+
+
 def test_a_success_that_does_not_fit_the_manifest_vouches_for_nothing(tmp_path):
     run(tmp_path / "out")
     files = tree(tmp_path)
@@ -305,6 +331,74 @@ def test_overwrite_keeps_the_old_file_until_the_new_one_is_whole(tmp_path):
     assert pq.read_table(output)["id"].to_pylist() == expected_ids()
 
 
+@contextmanager
+def killed(step):
+    """Whatever changes the disk raises from the `step`-th time on, clean-up included. Yields the steps taken."""
+    names = ["mkdir", "link", "unlink", "rmdir", "replace", "fsync"]
+    taken = []
+
+    def watched(name, call):
+        def change(target, *args, **options):
+            if str(target).endswith("lock"):  # freed by the kernel
+                return call(target, *args, **options)
+            taken.append(name)
+            if len(taken) > step:
+                raise KeyboardInterrupt
+            return call(target, *args, **options)
+
+        return change
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(os, name, watched(name, getattr(os, name)))
+        try:
+            yield taken
+        except KeyboardInterrupt:
+            assert len(taken) > step
+
+
+@pytest.mark.parametrize("killed_before", [False, True])
+def test_overwrite_killed_at_any_step_ends_with_the_new_file(tmp_path, killed_before):
+    (tmp_path / "base").mkdir()
+    run(tmp_path / "new.parquet", shards=SHARDS[:1])
+    new = (tmp_path / "new.parquet").read_bytes()
+    old = bytes(len(new))
+    (tmp_path / "base/out.parquet").write_bytes(old)
+    again = partial(run, shards=SHARDS[:1], overwrite=True)
+    again(tmp_path / "base/out.parquet", tasks=2)
+    if killed_before:
+        shutil.copytree(tmp_path / "base", tmp_path / "clean")
+        with killed(10**9) as taken:
+            again(tmp_path / "clean/out.parquet")
+        with killed(taken.index("replace")):
+            again(tmp_path / "base/out.parquet")
+        assert (tmp_path / "base/.out.parquet.state/manifest.json").exists()
+        assert (tmp_path / "base/out.parquet").read_bytes() == old
+
+    for step in count():
+        output = shutil.copytree(tmp_path / "base", tmp_path / str(step)) / "out.parquet"
+        with killed(step) as taken:
+            again(output)
+        assert output.read_bytes() in (old, new)
+        again(output)
+        assert output.read_bytes() == new
+        assert not list(output.parent.rglob("tmp"))
+        if len(taken) <= step:
+            break
+    assert step > 20
+
+
+def test_what_a_killed_conversion_left_is_removed_and_what_one_finished_stays(tmp_path):
+    spool = tmp_path / "out/_gte_vectorize/spool"
+    (spool / "tmpdead").mkdir(parents=True)
+    (spool / "tmpdead/made.parquet").write_bytes(b"text")
+    (spool / "tmp.txt-0123.parquet").write_bytes(b"finished")
+    run(tmp_path / "out")
+
+    assert [path.name for path in spool.glob("*.parquet")] == ["tmp.txt-0123.parquet"]
+    assert not (spool / "tmpdead").exists()
+
+
 def test_overwrite_goes_on_after_a_stop(tmp_path):
     run(tmp_path / "out.parquet")
     run(tmp_path / "out.parquet", fields=OTHER, overwrite=True, tasks=2)
@@ -381,6 +475,7 @@ def test_a_second_run_ends_at_once_and_the_lock_dies_with_its_process(tmp_path, 
                 run(tmp_path / name, fields=OTHER, overwrite=True)
         finally:
             first.kill()
+    assert first.returncode == -signal.SIGKILL
     run(tmp_path / name)
 
 

@@ -296,7 +296,11 @@ def test_a_full_disk_is_temporary_and_leaves_nothing(tmp_path, small_groups):
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [(errno.ENOSPC, TemporaryError), (errno.EIO, TemporaryError), (errno.EACCES, OutputError), (errno.EPIPE, OSError)],
+    [
+        *((code, TemporaryError) for code in (errno.ENOSPC, errno.EIO)),
+        *((code, OutputError) for code in (errno.EACCES, errno.ENOSYS, errno.EMLINK)),
+        (errno.EPIPE, OSError),
+    ],
 )
 def test_errors_of_the_storage_say_whether_to_try_again(tmp_path, code, error):
     with pytest.raises(error) as caught, storage_errors(tmp_path):

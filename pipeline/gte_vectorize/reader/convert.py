@@ -14,23 +14,26 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
 
 from gte_vectorize.errors import InputError, TemporaryError
 from gte_vectorize.reader.storage import is_remote, open_store, reading
+from gte_vectorize.store.publish import make_folder, publish
 
 _ENDING = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|txt)(\.gz|\.zst)?$", re.I)
 _COMPRESSION = {".gz": "gzip", ".zst": "zstd"}
 _SOURCE = b"gte_vectorize.source"
+_PREFIX = "tmp"
 
 # Lines that are Python objects at once; few, because a line may be a book.
 _LINES = 64
@@ -48,25 +51,46 @@ def to_parquet(uri: str, spool: Path) -> Path:
 
     Rows keep their order. Text files have one row a line, in the column `text`; CSV columns are all strings; line ends
     become \\n. The result carries the source's modification time, so that converting again makes the same shard.
-    Raises InputError with the line at which the file cannot be read, TemporaryError if it changes meanwhile.
+    Raises InputError with the line at which the file cannot be read, TemporaryError if it changes meanwhile or another
+    run is converting into `spool`.
     """
     source = _describe(uri)
     # Errors about its rows and columns name this file, so its name must tell the source.
     target = spool / f"{Path(uri).name[:40]}-{hashlib.blake2b(uri.encode(), digest_size=8).hexdigest()}.parquet"
+    remove_leftovers(spool)
     if _is_made_from(target, source):
         return target
     with reading(str(spool), "making the folder"):
-        for folder in reversed([spool, *spool.parents]):
-            if not folder.is_dir():
-                folder.mkdir(mode=0o700, exist_ok=True)
-    with reading(uri, "converting to Parquet"), tempfile.TemporaryDirectory(dir=spool) as scratch:
+        make_folder(spool)
+    with reading(uri, "converting to Parquet"), _alone(spool), TemporaryDirectory(dir=spool, prefix=_PREFIX) as scratch:
         made = Path(scratch, "made.parquet")
         _write(_tables(uri, Path(scratch)), made, {_SOURCE: source})
         if _describe(uri) != source:
             raise TemporaryError(f"{uri!r} changed while it was converted; run the same command again")
         os.utime(made, ns=(json.loads(source)["modified_ns"],) * 2)
-        made.replace(target)
+        publish(made, target, replace=True)
     return target
+
+
+def remove_leftovers(spool: Path) -> None:
+    """Remove what conversions that were killed left in `spool`: texts. One that is running stays."""
+    if left := [path for path in spool.glob(f"{_PREFIX}*") if path.is_dir()]:
+        with suppress(TemporaryError), _alone(spool):
+            for folder in left:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _alone(spool: Path) -> Iterator[None]:
+    """One conversion at a time, so that whoever holds the lock knows every unfinished one for dead."""
+    try:
+        held = FileLock(spool / "lock", timeout=0, mode=0o600).acquire()
+    except Timeout:
+        raise TemporaryError(
+            f"another run is converting its inputs in {str(spool)!r}; when it has ended, run the same command again"
+        ) from None
+    with held:
+        yield
 
 
 def _describe(uri: str) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, Self
 from gte_vectorize.batch import Task
 from gte_vectorize.store.layout import Layout
 from gte_vectorize.store.plan import Plan
-from gte_vectorize.store.publish import Content, publish_bytes
+from gte_vectorize.store.publish import Content, publish_bytes, sha256
 from gte_vectorize.store.record import file_size
 from gte_vectorize.writer.schema import canonical_json
 
@@ -71,8 +71,11 @@ def unpublish_manifest(layout: Layout) -> None:
     layout.manifest.unlink(missing_ok=True)
 
 
-def finished(layout: Layout, plan: Plan) -> Totals | None:
-    """The totals, if the manifest is this plan's and each file it names has the size it states."""
+def finished(layout: Layout, plan: Plan, *, hashed: bool = False) -> Totals | None:
+    """The totals, if the manifest is this plan's and each file it names has the size it states; `hashed`: and its hash.
+
+    The size alone does not tell a single file from the one it was about to replace when its run died.
+    """
     try:
         data = layout.manifest.read_bytes()
         manifest = json.loads(data)
@@ -83,8 +86,10 @@ def finished(layout: Layout, plan: Plan) -> Totals | None:
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
     folder = layout.success.parent
-    sized = all(file_size(folder / name) == content.bytes for name, content in contents.items())
-    return Totals.of(contents.values()) if sized else None
+    for name, content in contents.items():
+        if file_size(folder / name) != content.bytes or (hashed and sha256(folder / name) != content.sha256):
+            return None
+    return Totals.of(contents.values())
 
 
 def _rows(task: Task) -> dict[str, Any]:

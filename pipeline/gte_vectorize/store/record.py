@@ -1,4 +1,4 @@
-"""The record of each published part: what makes it done. A part without one is made again, and adopted if equal."""
+"""The record of each published part: what makes it done. A part without one is made again."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 A directory OUT/ holds part-000000.parquet … and, when all are there, _manifest.json and then _SUCCESS (the manifest's
 SHA-256); its state is OUT/_gte_vectorize/. A single file NAME.parquet has its state in .NAME.parquet.state/ beside it,
 parts included, until they are assembled under the final name. In the state: plan.json, records/ (one for each published
-part), tmp/ (what a dead run leaves there is removed by the next), lock. Every file is published as publish.py says.
+part), tmp/ (what a dead run leaves there is removed by the next), lock, and spool/: the inputs that are not Parquet,
+converted, which stay, so that running a finished job again is quick. Every file is published as publish.py says.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from filelock import FileLock, Timeout
 
 from gte_vectorize.batch import Task
 from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
+from gte_vectorize.reader.convert import remove_leftovers
 from gte_vectorize.store.assemble import assemble
 from gte_vectorize.store.layout import Layout, find_layout, refuse_foreign
 from gte_vectorize.store.manifest import Totals, finished, publish_file_manifest, publish_manifest, unpublish_manifest
 from gte_vectorize.store.plan import Plan, differences
 from gte_vectorize.store.publish import Content, make_folder, publish, publish_bytes, read_back, scratch
-from gte_vectorize.store.record import publish_record, published
+from gte_vectorize.store.record import file_size, publish_record, published
 from gte_vectorize.writer.part import storage_errors
 
 log = logging.getLogger(__name__)
@@ -102,7 +104,7 @@ class Store:
             yield temp
             with storage_errors(final):
                 content = read_back(temp, self._schema, task.num_rows)
-                self._remove_damaged(final, task)
+                self._make_way(final, task, content)
             publish(temp, final)
         publish_record(self._at, self._plan, task, content)
         self._contents[task.index] = content
@@ -155,16 +157,18 @@ class Store:
     def _prepare(self) -> None:
         at = self._at
         self._settle_plan()
-        self._totals = finished(at, self._plan)
+        self._totals = finished(at, self._plan, hashed=at.single)
+        remove_leftovers(at.spool)
         if self.done:
             self._sweep()
             return
         if at.single:
             refuse_foreign(at, overwrite=self._overwrite)
+        unpublish_manifest(at)
+        # Not before: with tmp/ gone, sizes alone are believed.
         shutil.rmtree(at.tmp, ignore_errors=True)
         make_folder(at.records)
         make_folder(at.parts)
-        unpublish_manifest(at)
         self._contents = dict(published(at, self._plan))
         self._check_space()
 
@@ -201,16 +205,24 @@ class Store:
             at.record(index).unlink(missing_ok=True)
         at.plan.unlink()
 
-    def _remove_damaged(self, final: Path, task: Task) -> None:
-        """A part without a record is whole if a crash came between the two; one that cannot be read is replaced."""
-        if final.is_file():
-            try:
-                read_back(final, self._schema, task.num_rows)
-            except TemporaryError:
-                log.warning("%s is damaged: it is replaced", final)
-                final.unlink()
-            except VectorizeError:
-                pass  # whole but not ours to judge: publishing refuses it
+    def _make_way(self, final: Path, task: Task, content: Content) -> None:
+        """Remove a part without a record that is damaged, or that is this plan's but not what this run made.
+
+        A crash between the two leaves a whole part, which is adopted if its bytes are the same. Publishing refuses
+        anything else.
+        """
+        if file_size(final) is None:
+            return
+        try:
+            if read_back(final, self._schema, task.num_rows).sha256 == content.sha256:
+                return
+            found = "has no record and other vectors than this run makes"
+        except TemporaryError:
+            found = "is damaged"
+        except VectorizeError:
+            return
+        log.warning("%s %s: it is replaced", final, found)
+        final.unlink()
 
     def _check_space(self) -> None:
         """TemporaryError where the disk cannot hold the vectors that are still to be written."""

@@ -33,7 +33,8 @@ _TEMPORARY = {
 }
 _REFUSED = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST),
-    *(errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTSUP),
+    *(errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EMLINK),
+    *(errno.ENOTSUP, errno.ENOSYS),
 }
 
 
