@@ -113,7 +113,7 @@ def _encode(tasks: Iterable[Task], workers: TokenWorkers, encoder: Encoder, leav
     """Every window of the tasks, in order, with its vectors; ends at the next batch once the run is `leaving`."""
     windows = (window for task in tasks for window in task.windows(encoder.window_rows))
     batches = token_batches(
-        workers.stream(windows), layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows
+        workers.stream(windows, leaving), layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows
     )
     # Closed by name: the traceback of an error in the encoder would keep the thread alive, and it the workers.
     with closing(prefetch(batches, BATCHES_AHEAD)) as ahead:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 
 import gte_vectorize
 from gte_vectorize.batch import Passages, Shard, Task, Window
-from gte_vectorize.errors import InputError, ModelError, WorkerError
+from gte_vectorize.errors import InputError, ModelError, TemporaryError, WorkerError
 from gte_vectorize.model.tokenizer import TokenizerSpec
 from gte_vectorize.tokens.passages import read_passages
 from gte_vectorize.tokens.tokenizer import TextTokenizer
@@ -118,6 +119,78 @@ def test_second_death_over_a_window_ends_the_stream(spec: TokenizerSpec, windows
             killer.join()
 
 
+def test_a_silent_worker_is_replaced(
+    spec: TokenizerSpec, windows: list[Window], expected: list[Passages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gte_vectorize.tokens.workers.SILENCE", 5)
+    with TokenWorkers(2, spec, "text") as workers:
+        stream = workers.stream(windows)
+        found = [next(stream)]
+        stopped = psutil.Process().children()[0]
+        stopped.suspend()
+        assert_same(found + list(stream), expected)
+        assert not stopped.is_running()
+        assert len(psutil.Process().children()) == 2
+
+
+def test_a_worker_that_stops_within_an_answer_is_replaced(
+    spec: TokenizerSpec, windows: list[Window], expected: list[Passages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gte_vectorize.tokens.workers._STALL", 1)
+    large = windows_of(Path(windows[0].task.shard.uri), ROWS, ROWS // 2)  # more than a socket takes at once
+    with TokenWorkers(1, spec, "text") as workers:
+        stream = workers.stream(large)
+        found = [next(stream)]
+        assert workers._workers[0].pipe.poll(60)
+        psutil.Process().children()[0].suspend()
+        found += stream
+    assert [passages.window for passages in found] == large
+    assert np.array_equal(*(np.concatenate([passages.ids for passages in of]) for of in (found, expected)))
+
+
+def test_second_silence_over_a_window_ends_the_stream(
+    spec: TokenizerSpec, windows: list[Window], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gte_vectorize.tokens.workers.SILENCE", 2)
+    over = threading.Event()
+
+    def stop_every_child() -> None:
+        while not over.wait(0.01):
+            for child in psutil.Process().children():
+                with suppress(psutil.NoSuchProcess):
+                    child.suspend()
+
+    stopper = threading.Thread(target=stop_every_child)
+    with TokenWorkers(1, spec, "text") as workers:
+        stopper.start()
+        try:
+            with pytest.raises(WorkerError, match=r"shard\.parquet', rows 0 to 249: two worker .* no answer for 2 s"):
+                list(workers.stream(windows))
+        finally:
+            over.set()
+            stopper.join()
+
+
+def test_a_stream_ends_when_its_caller_leaves_whatever_the_workers_do(
+    spec: TokenizerSpec, windows: list[Window], expected: list[Passages]
+) -> None:
+    leaving = threading.Event()
+    with TokenWorkers(2, spec, "text") as workers:
+        stream = workers.stream(windows, leaving)
+        next(stream)
+        stopped = psutil.Process().children()
+        for child in stopped:
+            child.suspend()
+        timer = threading.Timer(1.5, leaving.set)
+        timer.start()
+        started = time.monotonic()
+        assert len(list(stream)) < len(windows) - 1
+        assert 1 < time.monotonic() - started < 8
+        timer.join()
+        assert not any(child.is_running() for child in stopped)
+        assert_same(list(workers.stream(windows[:3])), expected[:3])
+
+
 def test_an_error_of_ours_keeps_its_class(spec: TokenizerSpec, windows: list[Window], tmp_path: Path) -> None:
     numbers = tmp_path / "numbers.parquet"
     pq.write_table(pa.table({"text": [1, 2]}), numbers)
@@ -128,7 +201,7 @@ def test_an_error_of_ours_keeps_its_class(spec: TokenizerSpec, windows: list[Win
         list(workers.stream([*windows[:3], *windows_of(numbers, 2, 2), *windows[3:]]))
     missing = windows_of(numbers, 2, 2)
     numbers.unlink()
-    with TokenWorkers(1, spec, "text") as workers, pytest.raises(InputError, match=r"numbers\.parquet"):
+    with TokenWorkers(1, spec, "text") as workers, pytest.raises(TemporaryError, match=r"numbers\.parquet"):
         list(workers.stream(missing))
 
 

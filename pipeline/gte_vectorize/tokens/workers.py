@@ -6,11 +6,13 @@ copied; the caller's main module is not imported again, so a script needs no mai
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -42,6 +44,12 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
+SILENCE = 600.0
+"""Seconds without an answer after which a worker is replaced. Tokenizing a window takes some, a slow store minutes."""
+# Seconds for a message that has begun to go on; its sender has it whole in memory.
+_STALL = 10
+# Seconds after which a wait looks up.
+_SLICE = 1.0
 # Windows a worker holds: one in work, one that waits to be sent or to be begun.
 _DEPTH = 2
 
@@ -52,6 +60,8 @@ class _Worker:
     pipe: connection.Connection[Any, Any]
     windows: deque[int] = field(default_factory=deque)
     """Numbers of the windows it has not answered yet; it answers in this order."""
+    silent: float = 0
+    """Seconds it was waited for since its last answer."""
 
     def stop(self) -> int:
         """End the process, which has nothing to lose, and return its exit code."""
@@ -91,18 +101,20 @@ class TokenWorkers:
         while self._workers:
             self._workers.pop().stop()
 
-    def stream(self, windows: Iterable[Window]) -> Iterator[Passages]:
+    def stream(self, windows: Iterable[Window], leaving: threading.Event | None = None) -> Iterator[Passages]:
         """The passages of each window, in the order of `windows`.
 
-        At most two windows per worker are under way or waiting for their turn, beside the one that was handed out.
-        Raises what a worker raised, as soon as it is known, or WorkerError when workers died twice over one window.
+        At most two windows per worker are under way or waiting for their turn, beside the one that was handed out. Once
+        `leaving` is set the stream ends, whatever the workers do. Raises what a worker raised, as soon as it is known,
+        or WorkerError when workers died, or gave no answer for SILENCE seconds, twice over one window.
         """
+        leaving = leaving or threading.Event()
         self._begin()
         source = enumerate(windows)
         done: dict[int, Passages] = {}
         turn = 0
         try:
-            while self._feed(source, waiting=len(done)) or done:
+            while not leaving.is_set() and (self._feed(source, waiting=len(done)) or done):
                 done.update(self._collect(wait=turn not in done))
                 if turn in done:
                     passages = done.pop(turn)
@@ -153,21 +165,32 @@ class TokenWorkers:
 
     def _send(self, worker: _Worker, number: int) -> None:
         worker.windows.append(number)
+        window = self._sent[number]
+        # Without the row groups, of which a shard may have any number: what fits into the socket never waits.
+        task = replace(window.task, shard=replace(window.task.shard, row_groups=()))
         try:
-            worker.pipe.send(self._sent[number])
+            worker.pipe.send(replace(window, task=task))
         except OSError:
             self._bury(worker)
 
     def _collect(self, *, wait: bool) -> dict[int, Passages]:
-        """What the workers have ready; with `wait`, at least one answer or death is waited for."""
+        """What the workers have ready; with `wait`, an answer or a death is waited for, but no longer than a slice."""
         ready: dict[int, Passages] = {}
         busy = [worker for worker in self._workers if worker.windows]
-        readable = connection.wait([worker.pipe for worker in busy], timeout=None if wait else 0)
+        readable = connection.wait([worker.pipe for worker in busy], timeout=_SLICE if wait else 0)
         for worker in busy:
             if worker.pipe not in readable:
+                # Slices are counted, not the clock: whoever stops this process must not make its workers look silent.
+                worker.silent += _SLICE if wait and not readable else 0
+                if worker.silent >= SILENCE:
+                    self._bury(worker, silence=SILENCE)
                 continue
+            worker.silent = 0
             try:
                 answer = worker.pipe.recv()
+            except BlockingIOError:
+                self._bury(worker, silence=_STALL)
+                continue
             except (EOFError, OSError):
                 self._bury(worker)
                 continue
@@ -177,14 +200,18 @@ class TokenWorkers:
             ready[number] = replace(answer, window=self._sent.pop(number))
         return ready
 
-    def _bury(self, worker: _Worker) -> None:
-        """Requeue the windows of a worker that died; the second death over a window is an error."""
-        with suppress(subprocess.TimeoutExpired):
-            worker.process.wait(timeout=5)
+    def _bury(self, worker: _Worker, *, silence: float = 0) -> None:
+        """Requeue the windows of a worker that died; the second death over a window is an error.
+
+        After `silence`, in seconds, it is alive, and killed here.
+        """
+        if not silence:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(timeout=5)
         code = self._remove(worker)
         for number in worker.windows:
             if number in self._suspects:
-                raise WorkerError(_describe(self._sent[number], code))
+                raise WorkerError(_describe(self._sent[number], code, silence))
             self._suspects.add(number)
         self._retries.extend(worker.windows)
 
@@ -193,7 +220,12 @@ class TokenWorkers:
         return worker.stop()
 
     def _start(self) -> None:
-        pipe, theirs = multiprocessing.Pipe()
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(True)  # whatever the caller's socket.setdefaulttimeout says
+        # A read that gets nowhere raises BlockingIOError: a worker may be stopped in the middle of an answer.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL, 0))
+        pipe: connection.Connection[Any, Any] = connection.Connection(ours.detach())
         with theirs:
             descriptor = theirs.fileno()
             process = subprocess.Popen(
@@ -209,8 +241,11 @@ class TokenWorkers:
             pipe.send(self._setup)
 
 
-def _describe(window: Window, code: int) -> str:
+def _describe(window: Window, code: int, silence: float) -> str:
     rows = f"{window.task.shard.uri!r}, rows {window.first_row} to {window.first_row + window.num_rows - 1}"
+    if silence:
+        how = f"the last one gave no answer for {silence:g} s"
+        return f"{rows}: two worker processes stuck at these rows, {how}; see whether the storage hangs"
     how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     advice = "; memory ran out, probably: use fewer workers" if code == -signal.SIGKILL else ""
     return f"{rows}: two worker processes died over these rows ({how}){advice}"
