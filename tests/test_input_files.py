@@ -164,6 +164,44 @@ def test_an_output_over_an_input_or_over_foreign_files_is_refused(model):
         refusal(source, output=output, model=model, kind=OutputError, overwrite=True)
 
 
+@pytest.mark.parametrize(
+    ("given", "output"), [("in", "in/out"), ("in/*.parquet", "in/out.parquet"), ("**", "out"), ("in", "in/z.parquet")]
+)
+def test_an_output_among_the_inputs_is_no_input(model, given, output):
+    for name in ("in/a.parquet", "in/b.parquet"):
+        write(name)
+    options = {"model": model, "task_rows": 4, "keep_text": True, "columns": ["id"]}
+
+    def stop(progress: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        vectorize(given, output, on_progress=stop, **options)
+    assert vectorize(given, output, **options).rows == 8
+    before = snapshot(".")
+    report = vectorize(given, output, **options)
+    assert (report.rows, report.computed_tokens) == (8, 0)
+    assert snapshot(".") == before
+    assert vectorize(given, "other", **options).rows == 8
+    named = output if output.endswith(".parquet") else f"{output}/part-000000.parquet"
+    with pytest.raises(OutputError, match="would lie over the input"):
+        vectorize(["in/a.parquet", named], output, **options)
+
+
+def test_an_output_does_not_hide_a_corpus_of_another_format(model):
+    Path("in").mkdir()
+    Path("in/a.jsonl").write_text('{"text": "w1", "id": "1"}\n')
+    for _ in range(2):
+        assert vectorize("in/*", "in/out.parquet", model=model).rows == 1
+
+
+def test_an_input_found_by_pattern_is_never_overwritten(model):
+    write("in/a.parquet")
+    write("in/b.parquet")
+    for given in ("in", "in/*.parquet"):
+        refusal(given, output="in/b.parquet", model=model, kind=OutputError, overwrite=True)
+
+
 def test_jsonl_csv_and_text_give_what_parquet_gives(model):
     write("a.parquet")
     rows = list(zip(*CORPUS.values(), strict=True))
@@ -229,6 +267,19 @@ def test_a_file_that_changes_meanwhile_is_not_published_and_ends_in_75(model):
         vectorize("in", "out", **tasks)
     assert vectorize("in", "out", overwrite=True, **tasks).exit_code == 0
     assert len(parts("out")) == 2
+
+
+@pytest.mark.parametrize("columns", [[], ["id"]])
+def test_a_file_that_is_removed_meanwhile_ends_in_75(model, columns):
+    write("in/a.parquet")
+    write("in/b.parquet")
+
+    def remove(progress: Any) -> None:
+        Path("in/b.parquet").unlink(missing_ok=True)
+
+    with pytest.raises(TemporaryError, match=r"b\.parquet'.*removed or changed meanwhile"):
+        vectorize("in", "out", on_progress=remove, task_rows=4, columns=columns, model=model)
+    assert not Path("out/_SUCCESS").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"some text\n" * 9, "cut"])

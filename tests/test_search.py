@@ -15,6 +15,7 @@ from encoder.tiny import save_tiny
 
 from gte_vectorize import InputError, ModelError, vectorize
 from gte_vectorize.cli import cli
+from gte_vectorize.reader.rows import RowCursor
 from gte_vectorize.search import Hit, search
 
 TEXTS = [
@@ -126,8 +127,12 @@ def test_a_damaged_part_is_named(outputs, minilm_dir, tmp_path):
 
 
 def test_another_model_than_the_outputs_is_refused(outputs, minilm_dir, tmp_path):
+    tiny = save_tiny(tmp_path / "tiny", "bert", max_position_embeddings=256)
     with pytest.raises(ModelError, match="made with 'model', and 'tiny' has another weights file"):
-        found(outputs["file"], ["x"], str(save_tiny(tmp_path / "tiny", "bert")))
+        found(outputs["file"], ["x"], str(tiny))
+    short = save_tiny(tmp_path / "short", "bert")
+    with pytest.raises(ModelError, match=r"made with 'model', and '.*short' cannot be run like it: .*64 positions"):
+        found(outputs["file"], ["x"], str(short))
     copy = tmp_path / "copy"
     copy.mkdir()
     for path in Path(minilm_dir).rglob("*"):
@@ -157,6 +162,44 @@ def test_pooling_that_the_caller_gave_is_taken_from_the_output(tmp_path):
     (hits,) = found(tmp_path / "out.parquet", [texts[1]], str(model)).values()
     assert hits[0].row == 1
     assert hits[0].cosine == pytest.approx(1, abs=1e-6)
+
+
+def test_length_and_prompt_that_the_caller_gave_are_taken_from_the_output(tmp_path):
+    """Without them the model is refused: its length leaves no room for text, and its prompt is not to be pooled."""
+    model = save_tiny(tmp_path / "model", "bert", limit=2)
+    pooling = json.loads((model / "1_Pooling/config.json").read_text())
+    (model / "1_Pooling/config.json").write_text(json.dumps(pooling | {"include_prompt": False}))
+    (model / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"document": "w1 "}}))
+    texts = ["w1 w2 w3 w4", "w5 w6 w7 w8"]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "corpus.parquet")
+    vectorize(tmp_path / "corpus.parquet", tmp_path / "out.parquet", model=model, max_length=6, prompt="")
+    (hits,) = found(tmp_path / "out.parquet", [texts[1] + " w9" * 50], str(model)).values()
+    assert (hits[0].row, hits[0].cosine) == (1, pytest.approx(1, abs=1e-6))
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_documents_are_read_for_the_hits_alone(outputs, minilm_dir, kind, monkeypatch):
+    """A document may be a book: scoring every row must not read it."""
+    scanned: list[list[str]] = []
+    shown: list[int] = []
+    scan, read = pq.ParquetFile.iter_batches, RowCursor.read
+
+    def iter_batches(self: Any, *args: Any, columns: list[str], **options: Any) -> Any:
+        scanned.append(columns)
+        return scan(self, *args, columns=columns, **options)
+
+    def read_rows(self: Any, first_row: int, num_rows: int) -> Any:
+        shown.append(num_rows)
+        return read(self, first_row, num_rows)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
+    monkeypatch.setattr(RowCursor, "read", read_rows)
+    (hits,) = found(outputs[kind], ["rent"], minilm_dir, top=2).values()
+    assert shown == [1, 1]
+    assert [hit.columns["text"] for hit in hits] == [TEXTS[hit.row] for hit in hits]
+    parts = 1 if kind == "file" else 5
+    assert scanned[:parts] == [["embedding"]] * parts
+    assert scanned[parts:] == [["title", "text"]] * len(scanned[parts:])
 
 
 def test_the_command_prints_text_or_json_lines(outputs, minilm_dir):

@@ -56,7 +56,7 @@ def prepare(config: Config, *, device: str, dtype: str, machine: str) -> Job:
         text_column=config.text_column,
         columns=config.columns,
         keep_text=config.keep_text,
-        spool=layout.spool,
+        layout=layout,
     )
     spec = load_job_model(config)
     for name, (value, source) in model_settings(spec).items():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,8 @@ from gte_vectorize.batch import Float32, Shard, Status, Task, Window
 from gte_vectorize.encoder.encoder import open_encoder, resolve_device, resolve_dtype
 from gte_vectorize.errors import InputError, ModelError
 from gte_vectorize.model.spec import ModelSpec, load_model
+from gte_vectorize.reader.listing import vectors_description
+from gte_vectorize.reader.rows import RowCursor
 from gte_vectorize.reader.storage import reading
 from gte_vectorize.tokens.batcher import token_batches
 from gte_vectorize.tokens.passages import read_passages
@@ -45,6 +47,15 @@ class Hit:
         return {"query": query, "row": self.row, "cosine": round(self.cosine, 6), "columns": self.columns}
 
 
+class _Place(NamedTuple):
+    """A row that may become a hit. Of two, the better one is the larger: by cosine, then by the earlier row."""
+
+    cosine: float
+    minus_row: int
+    part: Path
+    row_in_part: int
+
+
 def search(
     output: Path, queries: Sequence[str], *, top: int, model: str | None, prompt: str | None, device: str
 ) -> Iterator[tuple[str, list[Hit]]]:
@@ -58,16 +69,16 @@ def search(
     description = _description(parts[0])
     spec = _load_model(description, model)
     vectors = _encode(spec, queries, spec.query_prompt if prompt is None else prompt, device)
-    best: list[list[tuple[float, int, dict[str, Any]]]] = [[] for _ in queries]
-    for rows, table, documents in _documents(parts):
+    best: list[list[_Place]] = [[] for _ in queries]
+    for part, first_row, rows, documents in _documents(parts):
         # Unlike a matrix product, this gives equal documents equal scores wherever they stand.
         for heap, scores in zip(best, np.einsum("qd,nd->qn", vectors, documents), strict=True):
             for index in np.argsort(-scores, kind="stable")[:top].tolist():
-                rank = (float(scores[index]), -rows[index])
-                if len(heap) < top or rank > heap[0][:2]:
-                    (heapq.heappush if len(heap) < top else heapq.heappushpop)(heap, (*rank, _row(table, index)))
+                place = _Place(float(scores[index]), -first_row - rows[index], part, rows[index])
+                (heapq.heappush if len(heap) < top else heapq.heappushpop)(heap, place)
     for query, heap in zip(queries, best, strict=True):
-        yield query, [Hit(-row, score, columns) for score, row, columns in sorted(heap, key=lambda hit: hit[:2])[::-1]]
+        columns = _columns(heap)
+        yield query, [Hit(-place.minus_row, place.cosine, columns[place]) for place in sorted(heap, reverse=True)]
 
 
 def _parts(output: Path) -> list[Path]:
@@ -79,12 +90,8 @@ def _parts(output: Path) -> list[Path]:
 
 def _description(part: Path) -> dict[str, Any]:
     with reading(str(part)):
-        metadata = pq.read_schema(part).metadata or {}
-    try:
-        description = json.loads(metadata.get(b"embeddings", b"{}"))
-    except ValueError:
-        description = None
-    if not isinstance(description, dict) or description.get("producer") != "gte-vectorize":
+        description = vectors_description(pq.read_schema(part).metadata)
+    if description is None:
         raise InputError(
             f"{part.name!r} was not written by gte-vectorize; give a file or a folder that a run has written"
         )
@@ -95,18 +102,25 @@ def _load_model(description: dict[str, Any], model: str | None) -> ModelSpec:
     made_with, pooling = description["model"], description["pooling"]
     if model is None and description["revision"] is None:
         raise ModelError(f"the output was made with the model directory {made_with!r}; say where it is with --model")
-    spec = load_model(
-        model or made_with,
-        revision=None if model else description["revision"],
-        pooling=pooling[0] if len(pooling) == 1 else None,
-    )
+    try:
+        spec = load_model(
+            model or made_with,
+            revision=None if model else description["revision"],
+            pooling=pooling[0] if len(pooling) == 1 else None,
+            max_length=description["max_tokens"],
+            prompt=description["prompt"],
+        )
+    except ModelError as error:
+        raise ModelError(
+            f"the output was made with {made_with!r}, and {model or made_with!r} cannot be run like it: {error}"
+        ) from error
     for file, found in (("weights", spec.weights_sha256), ("tokenizer", spec.tokenizer.sha256)):
         if found != description[f"{file}_sha256"]:
             raise ModelError(
                 f"the output was made with {made_with!r}, and {spec.name!r} has another {file} file; "
                 "say where the right model is with --model"
             )
-    return replace(spec, tokenizer=replace(spec.tokenizer, max_length=description["max_tokens"]))
+    return spec
 
 
 def _encode(spec: ModelSpec, queries: Sequence[str], prompt: str, device: str) -> Float32:
@@ -125,24 +139,34 @@ def _encode(spec: ModelSpec, queries: Sequence[str], prompt: str, device: str) -
     return encoded.vectors
 
 
-def _documents(parts: Sequence[Path]) -> Iterator[tuple[list[int], pa.Table, Float32]]:
-    """Batch by batch the rows that have a vector: their numbers in the output, the columns to show, the vectors."""
+def _documents(parts: Sequence[Path]) -> Iterator[tuple[Path, int, list[int], Float32]]:
+    """Batch by batch the rows that have a vector: the part and its first row in the output, the rows within the part,
+    the vectors. No other column is read: a document may be a book.
+    """
     first_row = 0
     for part in parts:
+        start = 0
         with reading(str(part)), pq.ParquetFile(part, page_checksum_verification=True) as file:
-            shown = [name for name in file.schema_arrow.names if name not in ADDED_COLUMNS]
             dim = file.schema_arrow.field("embedding").type.list_size
-            for batch in file.iter_batches(BATCH_ROWS, columns=[*shown, "embedding"]):
-                has_vector = batch.column("embedding").is_valid()
-                rows = first_row + np.flatnonzero(has_vector.to_numpy(zero_copy_only=False))
-                first_row += len(batch)
-                found = pa.Table.from_batches([batch.filter(has_vector)])
-                vectors = found.column("embedding").combine_chunks().flatten().to_numpy().reshape(-1, dim)
-                yield rows.tolist(), found.select(shown), vectors
+            for batch in file.iter_batches(BATCH_ROWS, columns=["embedding"]):
+                column = batch.column("embedding")
+                rows = start + np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+                start += len(batch)
+                yield part, first_row, rows.tolist(), column.drop_null().flatten().to_numpy().reshape(-1, dim)
+        first_row += start
 
 
-def _row(table: pa.Table, index: int) -> dict[str, Any]:
-    return {name: _value(table.column(name)[index]) for name in table.column_names}
+def _columns(places: Iterable[_Place]) -> dict[_Place, dict[str, Any]]:
+    """The columns to show of each place, read a few rows at a time."""
+    shown: dict[_Place, dict[str, Any]] = {}
+    for part, of_part in groupby(sorted(places, key=lambda place: -place.minus_row), key=lambda place: place.part):
+        with reading(str(part)):
+            names = [name for name in pq.read_schema(part).names if name not in ADDED_COLUMNS]
+        with RowCursor(str(part), names) as cursor:
+            for place in of_part:
+                (batch,) = cursor.read(place.row_in_part, 1)
+                shown[place] = {name: _value(batch.column(name)[0]) for name in names}
+    return shown
 
 
 def _value(scalar: pa.Scalar) -> Any:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from gte_vectorize.errors import InputError, TemporaryError
 from gte_vectorize.reader.corpus import check_unchanged, find_corpus
+from gte_vectorize.store.layout import find_layout
 
 Write = Callable[..., str]
 
@@ -72,12 +74,56 @@ class TestShards:
         with pytest.raises(TemporaryError, match="changed while it was read"):
             check_unchanged(shard)
 
+    @pytest.mark.parametrize("gone", [Path.unlink, lambda path: (path.unlink(), path.mkdir())])
+    def test_a_file_that_is_gone_is_noticed(self, write: Write, gone: Callable[[Path], Any]) -> None:
+        path = write("a.parquet")
+        (shard,) = find_corpus([path], text_column="text").shards
+        gone(Path(path))
+        with pytest.raises(TemporaryError, match=r"a\.parquet'.*removed or changed meanwhile"):
+            check_unchanged(shard)
+
     def test_no_input(self) -> None:
         assert "no input" in refusal()
 
     def test_the_same_file_by_glob_and_by_name(self, write: Write, tmp_path: Path) -> None:
         path = write("a.parquet")
         assert repr(path) in refusal(str(tmp_path / "*.parquet"), path)
+
+
+class TestOutputsOfGteVectorize:
+    """They lie where their corpus lies, and hold its rows again."""
+
+    @pytest.fixture
+    def embedded(self, write: Write) -> str:
+        table = pa.table({"text": TEXTS, "id": IDS})
+        return write("b.parquet", table.replace_schema_metadata({"embeddings": '{"producer": "gte-vectorize"}'}))
+
+    @pytest.mark.parametrize("given", ["", "*.parquet"])
+    def test_are_left_out_unless_named(
+        self, write: Write, tmp_path: Path, embedded: str, given: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        others = [write("a.parquet"), write("c.parquet", pa.table({"text": TEXTS}, metadata={"embeddings": "[1]"}))]
+        with caplog.at_level(logging.INFO):
+            corpus = find_corpus([str(tmp_path / given)], text_column="text")
+        assert [shard.uri for shard in corpus.shards] == others
+        assert corpus.skipped == (embedded,)
+        assert f"outputs of gte-vectorize among the inputs: 1, first {embedded!r}; they are left out" in caplog.text
+
+    def test_are_read_when_named(self, embedded: str, caplog: pytest.LogCaptureFixture) -> None:
+        corpus = find_corpus([embedded], text_column="text")
+        assert ([shard.uri for shard in corpus.shards], corpus.schema.names) == ([embedded], ["id"])
+        assert "embedded again" in caplog.text
+
+    def test_alone_are_no_corpus(self, tmp_path: Path, embedded: str) -> None:
+        assert f"only outputs of gte-vectorize, first {embedded!r}" in refusal(str(tmp_path))
+
+    def test_on_s3(self, bucket: Any, write: Write, embedded: str) -> None:
+        for path in (write("a.parquet"), embedded):
+            bucket.upload_file(path, f"in/{Path(path).name}")
+        assert [shard.uri for shard in find_corpus(["s3://corpora/in"], text_column="text").shards] == [
+            "s3://corpora/in/a.parquet"
+        ]
+        assert len(find_corpus(["s3://corpora/in/b.parquet"], text_column="text").shards) == 1
 
 
 class TestDamage:
@@ -236,11 +282,12 @@ class TestOtherFormats:
         parquet = write("a.parquet", {"text": TEXTS, "id": IDS})
         (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": "c", "id": 3}).encode()))
         inputs = [parquet, str(tmp_path / "*.gz")]
-        corpus = find_corpus(inputs, text_column="text", spool=tmp_path / "spool")
+        layout = find_layout(tmp_path / "out.parquet", ())
+        corpus = find_corpus(inputs, text_column="text", layout=layout)
         assert [shard.num_rows for shard in corpus.shards] == [2, 1]
-        assert corpus.shards[1].uri.startswith(str(tmp_path / "spool"))
+        assert corpus.shards[1].uri.startswith(str(layout.spool))
         assert corpus.schema == pa.schema({"id": pa.int64()})
-        assert find_corpus(inputs, text_column="text", spool=tmp_path / "spool") == corpus
+        assert find_corpus(inputs, text_column="text", layout=layout) == corpus
 
     def test_without_a_spool_folder(self, tmp_path: Path) -> None:
         (tmp_path / "b.csv").write_text("text\na\n")

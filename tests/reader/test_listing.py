@@ -8,6 +8,7 @@ import pytest
 
 from gte_vectorize.errors import InputError
 from gte_vectorize.reader.listing import list_files, refuse_repeats
+from gte_vectorize.store.layout import find_layout
 
 SIDE_FILES = ["_SUCCESS", ".a.parquet.crc", "_metadata", "_tmp/x.parquet", ".hid/x.parquet", "readme.txt", "part-0"]
 
@@ -28,7 +29,7 @@ def test_a_folder_stands_for_its_parquet_files(tmp_path: Path) -> None:
     folder = tmp_path / "_raw"  # its own name does not count
     make(folder, "b.parquet", "a/c.PARQUET", "lang=zh/d.parquet", *SIDE_FILES)
     (folder / "again").symlink_to(folder)
-    files, skipped = list_files(str(folder))
+    files, skipped, _ = list_files(str(folder))
     assert files == [str(folder / name) for name in ("a/c.PARQUET", "b.parquet", "lang=zh/d.parquet")]
     left_out = ["_SUCCESS", ".a.parquet.crc", "_metadata", "_tmp", ".hid", "readme.txt", "part-0", "again"]
     assert skipped == sorted(str(folder / name) for name in left_out)
@@ -69,7 +70,7 @@ def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
 def test_a_relative_pattern_in_a_folder_that_looks_like_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, "data [1]/a.parquet")
     monkeypatch.chdir(tmp_path / "data [1]")
-    assert list_files("*.parquet") == ([str(tmp_path / "data [1]/a.parquet")], [])
+    assert list_files("*.parquet").files == [str(tmp_path / "data [1]/a.parquet")]
 
 
 @pytest.mark.parametrize("given", ["", "none.parquet", "*.nothing", "empty", "only_side_files", "x**y", "nul\0"])
@@ -84,6 +85,22 @@ def test_a_folder_named_like_a_file_is_not_skipped_by_a_pattern(tmp_path: Path) 
     make(tmp_path, "a.parquet", "spark.parquet/part-0.parquet")
     assert below(tmp_path, "*.parquet") == ["a.parquet", "spark.parquet"]  # opening it refuses
     assert below(tmp_path, "**/*.parquet") == ["a.parquet", "spark.parquet/part-0.parquet"]
+
+
+@pytest.mark.parametrize(("given", "more"), [("", []), ("*", []), ("**/*", []), (".*/**/*", [".x/hidden.parquet"])])
+@pytest.mark.parametrize("output", ["out", "out.parquet"])
+def test_what_the_run_writes_is_no_input(tmp_path: Path, output: str, given: str, more: list[str]) -> None:
+    make(tmp_path, "real/a.parquet", "real/outer.parquet", "real/.x/hidden.parquet")
+    folder = tmp_path / "link"
+    folder.symlink_to("real")
+    layout = find_layout(folder / output, ())
+    for path in (layout.part(0), layout.tmp / "b.parquet", layout.spool / "c.parquet"):
+        make(path.parent, path.name)
+    (tmp_path / "real/z.parquet").symlink_to(layout.part(0))
+    expected = more or ["a.parquet", "outer.parquet"]
+    assert list_files(str(folder / given), layout).files == [str(folder / name) for name in expected]
+    with pytest.raises(InputError, match="belongs to the state"):
+        list_files(str(layout.spool / "c.parquet"), layout)
 
 
 @pytest.mark.parametrize("link", [Path.hardlink_to, Path.symlink_to, None])
@@ -113,7 +130,7 @@ def test_one_file_twice_is_refused(tmp_path: Path, link: Any) -> None:
 def test_s3(bucket: Any, given: str, expected: list[str]) -> None:
     for key in ("top.parquet", "a/x.PARQUET", "a [1].parquet", *SIDE_FILES):
         bucket.put_object(Key=key, Body=b"x")
-    files, skipped = list_files(f"s3://corpora/{given}")
+    files, skipped, _ = list_files(f"s3://corpora/{given}")
     assert files == sorted(f"s3://corpora/{key}" for key in expected)
     if not given:
         assert skipped == sorted(f"s3://corpora/{key}" for key in SIDE_FILES)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gte_vectorize.errors import InputError
+from gte_vectorize.errors import InputError, TemporaryError
 from gte_vectorize.reader.rows import RowCursor
 
 Write = Callable[..., str]
@@ -80,10 +80,25 @@ def test_names_shared_with_struct_children(write: Write) -> None:
 def test_a_missing_or_ambiguous_column_is_never_filled_in(write: Write, names: list[str]) -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array([1]), pa.array([2])], names=["text", "x", "x"])
     path = write("a.parquet", table)
-    with pytest.raises(InputError, match=r"(0|2) columns named"):
+    with pytest.raises(TemporaryError, match=r"(0|2) columns named"):
         RowCursor(path, names)
     with RowCursor(path, ["text"]) as cursor:
         assert rows(cursor.read(0, 1)) == ["a"]
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b""), Path.mkdir])
+def test_a_shard_that_is_no_longer_what_was_listed(tmp_path: Path, change: Callable[[Path], Any]) -> None:
+    path = tmp_path / "a.parquet"
+    if change is Path.unlink:
+        path.touch()
+    change(path)
+    with pytest.raises(TemporaryError, match=r"a\.parquet'.*removed or changed meanwhile"):
+        RowCursor(str(path), ["text"])
+
+
+def test_one_that_is_gone_from_s3(bucket: Any) -> None:
+    with pytest.raises(TemporaryError, match="removed or changed meanwhile"):
+        RowCursor("s3://corpora/gone.parquet", ["text"])
 
 
 def test_invalid_utf8_comes_through_as_it_is(write: Write) -> None:
@@ -107,7 +122,7 @@ def test_every_type_of_text(write: Write, type_: pa.DataType) -> None:
 def test_no_rows(write: Write) -> None:
     with RowCursor(write("a.parquet", pa.schema({"text": pa.string()}).empty_table()), ["text"]) as cursor:
         assert list(cursor.read(0, 0)) == []
-        with pytest.raises(InputError, match="has 0 rows"):
+        with pytest.raises(TemporaryError, match="has 0 rows"):
             list(cursor.read(0, 1))
 
 
@@ -160,7 +175,10 @@ class TestDamage:
             list(cursor.read(0, 101))
 
     def test_rows_beyond_the_end(self, shard: str) -> None:
-        with RowCursor(shard, ["id"]) as cursor, pytest.raises(InputError, match="has 1000 rows, not those from 900"):
+        with (
+            RowCursor(shard, ["id"]) as cursor,
+            pytest.raises(TemporaryError, match="has 1000 rows, not those from 900"),
+        ):
             list(cursor.read(900, 101))
 
 

@@ -6,12 +6,15 @@ fill a missing column with nulls and read the first of two columns of one name w
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,9 +22,12 @@ import pyarrow.parquet as pq
 from gte_vectorize.batch import Shard
 from gte_vectorize.errors import InputError, TemporaryError
 from gte_vectorize.reader.convert import is_convertible, to_parquet
-from gte_vectorize.reader.listing import list_files, refuse_repeats
+from gte_vectorize.reader.listing import Listing, list_files, refuse_repeats, vectors_description
 from gte_vectorize.reader.schema import TEXT_TYPES, canonical, widest
-from gte_vectorize.reader.storage import open_store, reading
+from gte_vectorize.reader.storage import listed_before, open_store, reading
+from gte_vectorize.store.layout import Layout
+
+log = logging.getLogger(__name__)
 
 _FOOTERS_AT_ONCE = 16
 _NAMES_SHOWN = 30
@@ -40,39 +46,75 @@ class Corpus:
     skipped: tuple[str, ...]
 
 
+class _Footer(NamedTuple):
+    """`embedded`: the file is an output of gte-vectorize."""
+
+    shard: Shard
+    schema: pa.Schema
+    embedded: bool
+
+
 def find_corpus(
     inputs: Sequence[str],
     *,
     text_column: str,
     columns: Sequence[str] | None = None,
     keep_text: bool = False,
-    spool: Path | None = None,
+    layout: Layout | None = None,
 ) -> Corpus:
     """List the inputs, read every footer and settle the schema.
 
     `columns` are the pass-through columns wanted, all when None; the text is one of them only if named there or with
-    `keep_text`. Inputs that are not Parquet are converted into the folder `spool` first. Raises InputError for anything
-    that cannot be read whole and right, TemporaryError when a store does not answer.
+    `keep_text`. Inputs that are not Parquet are converted into the spool of the output's `layout` first.
+
+    Outputs that lie in an input folder or match a pattern, this run's or another's, are left out; one that is named
+    itself is read. Raises InputError for anything that cannot be read whole and right, TemporaryError when a store does
+    not answer.
     """
     if not inputs:
         raise InputError("no input; name at least one file, pattern or folder")
-    listed = [list_files(given) for given in inputs]
-    uris = [uri for files, _ in listed for uri in files]
+    listings = [list_files(given, layout) for given in inputs]
+    uris = [uri for listing in listings for uri in listing.files]
     refuse_repeats(uris)
-    footers = _read_footers([_as_parquet(uri, spool) for uri in uris])
+    spool = layout.spool if layout else None
+    footers, embedded = _leave_out_embedded(inputs, listings, _read_footers([_as_parquet(uri, spool) for uri in uris]))
     schema = _shared_schema(footers, text_column, columns, keep_text)
-    return Corpus(
-        tuple(shard for shard, _ in footers), schema, tuple(name for _, skipped in listed for name in skipped)
-    )
+    skipped = (name for listing in listings for name in listing.skipped)
+    return Corpus(tuple(footer.shard for footer in footers), schema, (*skipped, *embedded))
 
 
 def check_unchanged(shard: Shard) -> None:
     """Raise TemporaryError if the file is no longer the one that was listed: other size, other time, or gone."""
-    store, path = open_store(shard.uri)
-    with reading(shard.uri, "looking for changes"):
+    with listed_before(), reading(shard.uri, "looking for changes"):
+        store, path = open_store(shard.uri)
         info = store.get_file_info(path)
     if (info.size, info.mtime_ns or 0) != (shard.size, shard.modified_ns):
         raise TemporaryError(f"{shard.uri!r} changed while it was read; run again when nothing writes to it")
+
+
+def _leave_out_embedded(
+    inputs: Iterable[str], listings: Iterable[Listing], footers: Iterable[_Footer]
+) -> tuple[list[_Footer], list[str]]:
+    """The footers without those of outputs that nobody named, and the files of these."""
+    rest, kept, left_out, named = iter(footers), [], [], []
+    for given, listing in zip(inputs, listings, strict=True):
+        of_given = list(islice(rest, len(listing.files)))
+        chosen = [footer for footer in of_given if listing.named or not footer.embedded]
+        if not chosen:
+            raise InputError(
+                f"{given!r}: there are only outputs of gte-vectorize, first {of_given[0].shard.uri!r}; give the "
+                "corpus, or name each file itself to embed a text that it holds"
+            )
+        kept += chosen
+        named += [footer.shard.uri for footer in chosen if footer.embedded]
+        left_out += [footer.shard.uri for footer in of_given if footer.embedded and not listing.named]
+    for level, uris, what in (
+        (logging.INFO, left_out, "are left out"),
+        (logging.WARNING, named, "are embedded again, because they are named"),
+    ):
+        if uris:
+            log.log(level, "outputs of gte-vectorize among the inputs: %d, first %r; they %s", len(uris), uris[0], what)
+    return kept, left_out
 
 
 def _as_parquet(uri: str, spool: Path | None) -> str:
@@ -85,20 +127,20 @@ def _as_parquet(uri: str, spool: Path | None) -> str:
     return str(to_parquet(uri, spool).absolute())
 
 
-def _read_footers(uris: Sequence[str]) -> list[tuple[Shard, pa.Schema]]:
-    """Shard and schema of every file, in order; neighbours of one schema share one object."""
-    footers: list[tuple[Shard, pa.Schema]] = []
+def _read_footers(uris: Sequence[str]) -> list[_Footer]:
+    """The footer of every file, in order; neighbours of one schema share one object."""
+    footers: list[_Footer] = []
     pool = ThreadPoolExecutor(_FOOTERS_AT_ONCE)
     try:
-        for shard, schema in pool.map(_read_footer, uris):
-            same = footers and schema.equals(footers[-1][1])
-            footers.append((shard, footers[-1][1] if same else schema))
+        for footer in pool.map(_read_footer, uris):
+            same = footers and footer.schema.equals(footers[-1].schema)
+            footers.append(footer._replace(schema=footers[-1].schema) if same else footer)
     finally:
         pool.shutdown(cancel_futures=True)
     return footers
 
 
-def _read_footer(uri: str) -> tuple[Shard, pa.Schema]:
+def _read_footer(uri: str) -> _Footer:
     store, path = open_store(uri)
     with reading(uri, "reading the Parquet footer"):
         info = store.get_file_info(path)
@@ -107,16 +149,17 @@ def _read_footer(uri: str) -> tuple[Shard, pa.Schema]:
             rows = tuple(group.num_rows for group in groups)
             # Other tools' metadata (pandas, huggingface) may be megabytes a shard, and does not describe our columns.
             schema = parquet.schema_arrow.remove_metadata()
-    return Shard(uri, info.size, info.mtime_ns or 0, rows), schema
+            embedded = vectors_description(parquet.metadata.metadata) is not None
+    return _Footer(Shard(uri, info.size, info.mtime_ns or 0, rows), schema, embedded)
 
 
 def _shared_schema(
-    footers: Iterable[tuple[Shard, pa.Schema]], text_column: str, columns: Sequence[str] | None, keep_text: bool
+    footers: Iterable[_Footer], text_column: str, columns: Sequence[str] | None, keep_text: bool
 ) -> pa.Schema:
     """The chosen columns with the type that serves every shard; see `find_corpus`."""
     shared: dict[str, tuple[pa.DataType, str]] = {}
     first_uri, last = "", None
-    for shard, schema in footers:
+    for shard, schema, _ in footers:
         if schema is last:
             continue
         _check_text(shard.uri, schema, text_column)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gte_vectorize.errors import DamagedInput, InputError
-from gte_vectorize.reader.storage import open_store, reading
+from gte_vectorize.reader.storage import listed_before, open_store, reading
 
 # Neither the footer's sizes nor the file's can be trusted: a kilobyte may decode to gigabytes. So few rows are decoded
 # at a time, which costs no speed, and fewer still where the footer owns up to large values.
@@ -26,13 +26,15 @@ class RowCursor:
 
     Reading elsewhere opens the row group anew: forward or back, whole row groups are skipped unread. `columns` names
     top-level columns; batches hold them in that order, with the types the file gives them.
+
+    The shard was listed before and found sound: TemporaryError if it is gone by now, or lacks columns or rows.
     """
 
     def __init__(self, uri: str, columns: Sequence[str]) -> None:
         self._uri = uri
         self._columns = list(columns)
-        store, path = open_store(uri)
-        with reading(uri, "opening"):
+        with listed_before(), reading(uri, "opening"):
+            store, path = open_store(uri)
             self._source = store.open_input_file(path)
             try:
                 self._file = pq.ParquetFile(
@@ -62,8 +64,9 @@ class RowCursor:
         """
         what = f"reading rows {first_row} to {first_row + num_rows - 1}"
         end = first_row + num_rows
-        if not 0 <= first_row <= end <= self._starts[-1]:
-            raise InputError(f"{self._uri!r} has {self._starts[-1]} rows, not those from {first_row} to {end - 1}")
+        with listed_before():
+            if not 0 <= first_row <= end <= self._starts[-1]:
+                raise InputError(f"{self._uri!r} has {self._starts[-1]} rows, not those from {first_row} to {end - 1}")
         while first_row < end:
             with reading(self._uri, what, DamagedInput):
                 batch = self._take(first_row, end - first_row)

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyarrow import fs
 
-from gte_vectorize.errors import InputError, TemporaryError, VectorizeError
+from gte_vectorize.errors import DamagedInput, InputError, TemporaryError, VectorizeError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _KNOWN = ("file", "gs", "hdfs", "hf", "s3")
@@ -122,6 +122,23 @@ def reading(uri: str, what: str = "reading", refusal: type[InputError] = InputEr
         if _may_pass(error):
             raise TemporaryError(f"{message}; run the same command again") from error
         raise refusal(f"{message}; check that the file exists, is whole and may be read") from error
+
+
+@contextmanager
+def listed_before() -> Iterator[None]:
+    """Turn the InputError of a file that was sound when it was listed, which begins with its name, into TemporaryError.
+
+    Damaged pages stay DamagedInput: listing does not read them.
+    """
+    try:
+        yield
+    except DamagedInput:
+        raise
+    except InputError as error:
+        raise TemporaryError(
+            f"{error}. When the run began it was sound: it was removed or changed meanwhile; run the same command "
+            "again when nothing writes to the corpus"
+        ) from error
 
 
 def _may_pass(error: Exception) -> bool:
