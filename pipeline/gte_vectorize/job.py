@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from gte_vectorize.config import Config
+from gte_vectorize.model.folder import ALIASES
 from gte_vectorize.model.spec import ModelSpec, load_model
 from gte_vectorize.reader.corpus import find_corpus
-from gte_vectorize.store.layout import find_layout, refuse_foreign
+from gte_vectorize.store.layout import Layout, find_layout, refuse_foreign
 from gte_vectorize.store.plan import Plan, make_tasks
 from gte_vectorize.writer.part import storage_errors
 from gte_vectorize.writer.schema import output_schema, schema_fingerprint
@@ -58,7 +59,7 @@ def prepare(config: Config, *, device: str, dtype: str, machine: str) -> Job:
         keep_text=config.keep_text,
         layout=layout,
     )
-    spec = load_job_model(config)
+    spec = load_job_model(replace(config, revision=_revision(config, layout)))
     for name, (value, source) in model_settings(spec).items():
         log.debug("model: %s = %r (%s)", name, value, source)
     if corpus.skipped:
@@ -93,6 +94,19 @@ def _compute(config: Config, spec: ModelSpec, machine: str) -> dict[str, Any]:
         libraries.append("transformers")
         compute["batch_tokens"] = config.batch_tokens
     return compute | {name: version(name) for name in libraries}
+
+
+def _revision(config: Config, layout: Layout) -> str | None:
+    """The revision that is asked for, or else the one that an earlier run of this output found on the hub.
+
+    A later commit there, to the model's README perhaps, must not make the same command another job.
+    """
+    if config.revision is None and not config.overwrite:
+        with suppress(OSError, ValueError, KeyError):
+            earlier = Plan.from_json(layout.plan.read_bytes()).fingerprint_fields
+            if earlier["model"] == ALIASES.get(config.model, config.model):
+                return str(earlier["revision"]) if earlier["revision"] else None
+    return config.revision
 
 
 def load_job_model(config: Config) -> ModelSpec:
