@@ -62,7 +62,8 @@ class CudaEncoder:
         self._buckets = (packed_buckets if packed else padded_buckets)(self.budget, max_length)
         self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_TOKENS // max_length))
         self._copy_in, self._compute, self._copy_out = (torch.cuda.Stream(device) for _ in range(3))
-        width = max(len(self._blank(bucket)) for bucket in self._buckets)
+        self._widths = {bucket: len(self._blank(bucket)) for bucket in self._buckets}
+        width = max(self._widths.values())
         slots = max(bucket.slots for bucket in self._buckets)
         self._inputs = torch.zeros(width, dtype=torch.int32, device=device)
         self._vectors = torch.zeros(slots, dim, device=device)
@@ -129,8 +130,8 @@ class CudaEncoder:
     def _eager(self, bucket: Bucket) -> None:
         """static inputs → static vectors, in the current stream."""
         with torch.inference_mode():
-            width = len(self._blank(bucket))
-            self._vectors[: bucket.slots].copy_(self._forward(self._inputs[:width], bucket))
+            inputs = self._inputs[: self._widths[bucket]]
+            self._vectors[: bucket.slots].copy_(self._forward(inputs, bucket))
 
     def _capture(self) -> dict[Bucket, torch.cuda.CUDAGraph]:
         """One graph per bucket, largest first, so that all share the first one's memory."""

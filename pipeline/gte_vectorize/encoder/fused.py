@@ -45,7 +45,7 @@ def tiled_attention(bounds: torch.Tensor, max_length: int) -> Attention:
 def _activated(activation: str) -> Any:
     """The activation in the product's epilogue: ReLU, and GELU in its tanh form, also for a model that says erf.
 
-    Against fp32 with erf, the two forms are equally faithful in fp16: cosine 0.999997 and better on real weights.
+    On real weights in fp16, against float64 with erf, the lowest cosine is 0.999996; it is 0.9999993 with erf.
     """
     if activation == "silu":
         return plain_kernels(activation, tiled_attention).up

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
+from gte_vectorize.encoder.bucket import FEWEST_TOKENS
 from gte_vectorize.encoder.weights import read_tensors
 from gte_vectorize.errors import ModelError
 from gte_vectorize.model.spec import Dense, ModelSpec
@@ -31,7 +32,7 @@ def fewest_rows(device: torch.device) -> int:
 
     Seen on AVX2 and AVX-512 with 16 rows, and on an H200 with some hundred (products split along the inner dimension).
     """
-    return 64 if device.type == "cpu" else 512
+    return FEWEST_TOKENS if device.type == "cpu" else 512
 
 
 def at_least(count: int, rows: torch.Tensor) -> torch.Tensor:
