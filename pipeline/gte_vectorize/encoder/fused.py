@@ -54,8 +54,23 @@ def _activated(activation: str) -> Any:
 
 
 @triton.jit
+def _weights(scores, best, scale):  # type: ignore[no-untyped-def]
+    """exp2((scores − best) × scale), rounded once, by name: else a mask before it decides whether the two are fused."""
+    return tl.exp2(tl.fma(scores, scale, -(best * scale)[:, None]))
+
+
+@triton.jit
+def _attend(scores, value, best, total, summed, scale):  # type: ignore[no-untyped-def]
+    """One step of the online softmax over a tile of keys."""
+    now = tl.maximum(best, tl.max(scores, 1))
+    weights = _weights(scores, now, scale)
+    shrink = tl.exp2((best - now) * scale)
+    return now, total * shrink + tl.sum(weights, 1), tl.dot(weights.to(value.dtype), value, summed * shrink[:, None])
+
+
+@triton.jit
 def _attention_kernel(  # type: ignore[no-untyped-def]
-    qkv, context, bounds, scale, hidden: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, steps: tl.constexpr
+    qkv, context, bounds, scale, hidden: tl.constexpr, size: tl.constexpr, tile: tl.constexpr
 ):
     head, part, passage = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(bounds + passage)
@@ -69,18 +84,22 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
     best = tl.full([tile], float("-inf"), tl.float32)
     total = tl.zeros([tile], tl.float32)
     summed = tl.zeros([tile, size], tl.float32)
-    for step in range(0, length if steps > 1 else 1, tile):
+    # Whole tiles need no mask, which at 512 keys is a tenth of the time.
+    whole = length // tile * tile
+    for step in range(0, whole, tile):
         at = step + tl.arange(0, tile)
+        key = tl.load(base + hidden + at[None, :] * (3 * hidden) + columns[:, None])
+        value = tl.load(base + 2 * hidden + at[:, None] * (3 * hidden) + columns[None, :])
+        best, total, summed = _attend(tl.dot(query, key), value, best, total, summed, scale)
+    if whole < length:
+        at = whole + tl.arange(0, tile)
         inside = at < length
         key = tl.load(base + hidden + at[None, :] * (3 * hidden) + columns[:, None], mask=inside[None, :], other=0.0)
-        value = tl.load(base + 2 * hidden + at[:, None] * (3 * hidden) + columns, mask=inside[:, None], other=0.0)
-        scores = tl.where(inside[None, :], tl.dot(query, key) * scale, float("-inf"))
-        now = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - now[:, None])
-        shrink = tl.exp2(best - now)
-        total = total * shrink + tl.sum(weights, 1)
-        summed = tl.dot(weights.to(value.dtype), value, summed * shrink[:, None])
-        best = now
+        value = tl.load(
+            base + 2 * hidden + at[:, None] * (3 * hidden) + columns[None, :], mask=inside[:, None], other=0.0
+        )
+        scores = tl.where(inside[None, :], tl.dot(query, key), float("-inf"))
+        best, total, summed = _attend(scores, value, best, total, summed, scale)
     out = context + (start + rows[:, None]).to(tl.int64) * hidden + head * size + columns[None, :]
     tl.store(out, (summed / total[:, None]).to(query.dtype), mask=rows[:, None] < length)
 
@@ -115,8 +134,8 @@ def _short_attention_kernel(  # type: ignore[no-untyped-def]
     key = tl.load(base + hidden + at[None, :] * (3 * hidden) + columns[:, None], mask=inside[None, :], other=0.0)
     value = tl.load(base + 2 * hidden + at[:, None] * (3 * hidden) + columns[None, :], mask=inside[:, None], other=0.0)
     own = (owner[:, None] == owner[None, :]) & inside[None, :]
-    scores = tl.where(own, tl.dot(query, key) * scale, float("-inf"))
-    weights = tl.exp2(scores - tl.where(inside, tl.max(scores, 1), 0.0)[:, None])
+    scores = tl.where(own, tl.dot(query, key), float("-inf"))
+    weights = _weights(scores, tl.where(inside, tl.max(scores, 1), 0.0), scale)
     total = tl.where(inside, tl.sum(weights, 1), 1.0)
     summed = tl.dot(weights.to(value.dtype), value)
     out = context + at[:, None] * hidden + head * size + columns[None, :]
@@ -143,7 +162,7 @@ def attention(qkv: torch.Tensor, bounds: torch.Tensor, heads: int, max_length: i
         steps = triton.cdiv(max_length, TILE)
         stages = 2 if steps == 1 else 3
         _attention_kernel[(heads, steps, passages)](
-            qkv, context, bounds, scale, hidden, size, TILE, steps, num_warps=4, num_stages=stages
+            qkv, context, bounds, scale, hidden, size, TILE, num_warps=4, num_stages=stages
         )
     return context
 
