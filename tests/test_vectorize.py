@@ -102,11 +102,11 @@ def test_a_script_needs_no_main_guard_and_its_process_stays_as_it_was(corpus, mo
 
 @pytest.mark.parametrize("where", ["encoder", "caller"])
 def test_an_error_leaves_no_thread_and_no_process(corpus, model, monkeypatch, where):
-    encode, calls = CpuEncoder._encode, []
+    encode, calls = CpuEncoder.encode, []
 
     def fail(self, batch):
         calls.append(batch)
-        if where == "encoder" and len(calls) == 5:
+        if where == "encoder" and len(calls) == 15:
             raise RuntimeError("lost")
         return encode(self, batch)
 
@@ -114,7 +114,7 @@ def test_an_error_leaves_no_thread_and_no_process(corpus, model, monkeypatch, wh
         if where == "caller":
             raise RuntimeError("lost")
 
-    monkeypatch.setattr(CpuEncoder, "_encode", fail)
+    monkeypatch.setattr(CpuEncoder, "encode", fail)
     children = psutil.Process().children(recursive=True)
     with pytest.raises(RuntimeError, match="lost") as caught:
         vectorize(corpus, "out", model=model, task_rows=2, batch_tokens=1, on_progress=on_progress)

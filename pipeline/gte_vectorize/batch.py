@@ -100,7 +100,7 @@ class Passages:
     lengths    int32[rows]             tokens of each row; 0 for a row without a usable text
     status     uint8[rows]             a Status
     truncated  bool[rows]              whether the model's length limit cut the text
-    text_hash  uint8[rows, 16]         BLAKE2b-128 of the text's UTF-8 bytes; zeros for a null
+    text_hash  uint8[rows, 16]         BLAKE2b-128 of the text's UTF-8 bytes; zeros for a null and a crash
     """
 
     window: Window
@@ -126,14 +126,6 @@ class TokenBatch:
     lengths: Int32
     rows: Int32
     last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class VectorBatch:
-    """The vectors of a token batch: float32[n, dim], normalised, in the batch's order."""
-
-    batch: TokenBatch
-    vectors: Float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ VectorizeError
 │   └── OutputError           an output that is in the way or belongs to another run
 ├── LimitExceeded (4)         the work was done, but too many rows failed
 │   └── DamagedInput          a shard turned out to be damaged while it was read; it is an InputError too
-├── TemporaryError (75)       running the same command again may help: locked, storage, GPU lost
+├── VerificationFailed (5)    an output is not what its run published
+├── TemporaryError (75)       running the same command again may help: locked, storage
+│   └── DeviceError           the GPU failed, hangs or computes wrongly; only a fresh process may use it again
 └── WorkerError (1)           a worker process died or raised; a bug
 
 Messages name files, columns and counts, never document text and never a secret.
@@ -57,10 +59,20 @@ class DamagedInput(LimitExceeded, InputError):
     exit_code = 4
 
 
+class VerificationFailed(VectorizeError):
+    """An output is not what its run published, or holds other vectors than its texts give."""
+
+    exit_code = 5
+
+
 class TemporaryError(VectorizeError):
     """Running the same command again may help."""
 
     exit_code = 75
+
+
+class DeviceError(TemporaryError):
+    """The GPU cannot be used by this process any more."""
 
 
 class WorkerError(VectorizeError):

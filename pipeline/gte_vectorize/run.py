@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from gte_vectorize.batch import EncodedWindow, Task
 from gte_vectorize.config import Config, resolve
+from gte_vectorize.encoder.canary import Canary, after_every_task, ask, checked
 from gte_vectorize.encoder.encoder import Encoder, describe_device, open_encoder, resolve_device, resolve_dtype
 from gte_vectorize.errors import LimitExceeded
 from gte_vectorize.job import Job, prepare, worker_count
@@ -33,7 +34,6 @@ from gte_vectorize.store.store import Store
 from gte_vectorize.tokens.batcher import token_batches
 from gte_vectorize.tokens.workers import TokenWorkers
 from gte_vectorize.writer.part import PartWriter
-from gte_vectorize.writer.scatter import encoded_windows
 
 BATCHES_AHEAD = 8
 WINDOWS_AHEAD = 2
@@ -97,10 +97,11 @@ def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> in
             job.spec, device=job.device, dtype=job.dtype, graphs=config.graphs, batch_tokens=config.batch_tokens
         ) as encoder,
     ):
+        canary = ask(encoder, job.spec, device=job.device, dtype=job.dtype)
         log.info("tasks to do: %d, on %s in %s", len(tasks), job.device, job.dtype)
         started = time.monotonic()
         leaving = Event()
-        encoded = _encode(tasks, workers, encoder, leaving)
+        encoded = _encode(tasks, workers, encoder, canary, leaving)
         with closing(prefetch(encoded, WINDOWS_AHEAD, leaving)) as windows:
             for window in _write(windows, store, job.schema, job.columns):
                 done += len(window.status)
@@ -109,16 +110,16 @@ def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> in
     return tokens
 
 
-def _encode(tasks: Iterable[Task], workers: TokenWorkers, encoder: Encoder, leaving: Event) -> Iterator[EncodedWindow]:
+def _encode(
+    tasks: Iterable[Task], workers: TokenWorkers, encoder: Encoder, canary: Canary, leaving: Event
+) -> Iterator[EncodedWindow]:
     """Every window of the tasks, in order, with its vectors; ends at the next batch once the run is `leaving`."""
     windows = (window for task in tasks for window in task.windows(encoder.window_rows))
-    batches = token_batches(
-        workers.stream(windows, leaving), layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows
-    )
+    passages = after_every_task(workers.stream(windows, leaving), canary)
+    batches = token_batches(passages, layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
     # Closed by name: the traceback of an error in the encoder would keep the thread alive, and it the workers.
     with closing(prefetch(batches, BATCHES_AHEAD)) as ahead:
-        vectors = takewhile(lambda _: not leaving.is_set(), encoder.stream(ahead))
-        yield from encoded_windows(vectors, encoder.dim)
+        yield from checked(encoder.stream(takewhile(lambda _: not leaving.is_set(), ahead)), canary)
 
 
 def _write(

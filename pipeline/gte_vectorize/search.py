@@ -23,7 +23,6 @@ from gte_vectorize.reader.storage import reading
 from gte_vectorize.tokens.batcher import token_batches
 from gte_vectorize.tokens.passages import read_passages
 from gte_vectorize.tokens.tokenizer import TextTokenizer
-from gte_vectorize.writer.scatter import encoded_windows
 from gte_vectorize.writer.schema import ADDED_COLUMNS
 
 SHOWN_CHARACTERS = 60
@@ -135,7 +134,7 @@ def _encode(spec: ModelSpec, queries: Sequence[str], prompt: str, device: str) -
             raise InputError(f"query {number} has no usable text ({Status(status).name.lower()}); give it some words")
     with open_encoder(spec, device=device, dtype=resolve_dtype("auto", device), graphs=False) as encoder:
         batches = token_batches([passages], layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
-        (encoded,) = encoded_windows(encoder.stream(batches), encoder.dim)
+        (encoded,) = encoder.stream(batches)
     return encoded.vectors
 
 

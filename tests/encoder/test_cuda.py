@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny import MAX_LENGTH, as_passages, random_passages, save_tiny
 
-from gte_vectorize.batch import TokenBatch
+from gte_vectorize.batch import Status, TokenBatch
+from gte_vectorize.encoder import cuda
+from gte_vectorize.encoder.bucket import Bucket
+from gte_vectorize.encoder.budget import BUDGETS, RESERVE, activation_bytes
+from gte_vectorize.encoder.canary import Canary, ask, checked
 from gte_vectorize.encoder.cuda import CudaEncoder
 from gte_vectorize.encoder.encoder import Encoder, open_encoder
+from gte_vectorize.encoder.forward import PackedForward
+from gte_vectorize.errors import DeviceError, TemporaryError
 from gte_vectorize.model.spec import ModelSpec, load_model
 from gte_vectorize.tokens.batcher import token_batches
-from gte_vectorize.writer.scatter import encoded_windows
 
 pytestmark = pytest.mark.gpu
 
 
 def vectors(encoder: Encoder, ids: list[np.ndarray]) -> np.ndarray:
     batches = token_batches([as_passages(ids)], layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
-    (window,) = encoded_windows(encoder.stream(batches), encoder.dim)
+    (window,) = encoder.stream(batches)
     return window.vectors
 
 
@@ -138,8 +146,153 @@ def test_a_window_without_passages_keeps_its_turn(tiny_model: Callable[..., Path
     with open_encoder(spec, device="cuda", dtype="fp16") as encoder:
         windows = [as_passages(random_passages([9])), as_passages([]), as_passages(random_passages([5, 7]))]
         batches = token_batches(windows, layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
-        done = list(encoded_windows(encoder.stream(batches), encoder.dim))
+        done = list(encoder.stream(batches))
     assert [len(window.vectors) for window in done] == [1, 0, 2]
+
+
+def test_vectors_find_their_rows_over_many_windows(tiny_model: Callable[..., Path]) -> None:
+    spec = load_model(str(tiny_model("bert")))
+    ids = random_passages(list(np.random.default_rng(5).integers(3, MAX_LENGTH + 1, 900)))
+    together = encode(spec, ids)
+    with open_encoder(spec, device="cuda", dtype="fp16") as encoder:
+        windows = [as_passages(ids[start : start + 90]) for start in range(0, 900, 90)]
+        windows[3].status[7], windows[3].lengths[7] = Status.EMPTY, 0
+        windows[3] = replace(windows[3], ids=np.concatenate([ids[270 + row] for row in range(90) if row != 7]))
+        batches = token_batches(windows, layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
+        done = list(encoder.stream(batches))
+    assert [window.passages for window in done] == windows
+    found = np.concatenate([window.vectors for window in done])
+    assert not found[277].any()
+    assert np.concatenate([window.status for window in done]).tolist() == [2 * (row == 277) for row in range(900)]
+    assert np.array_equal(np.delete(found, 277, axis=0), np.delete(together, 277, axis=0))
+
+
+class Cramped:
+    """A forward for which the GPU's memory holds at most so many tokens."""
+
+    def __init__(self, forward: Any, most: int) -> None:
+        self.forward, self.most, self.layout, self.refused = forward, most, forward.layout, 0
+
+    def lay_out(self, *arguments: Any) -> Any:
+        return self.forward.lay_out(*arguments)
+
+    def __call__(self, inputs: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        if bucket.tokens > self.most:
+            self.refused += 1
+            raise torch.OutOfMemoryError("no more")
+        result: torch.Tensor = self.forward(inputs, bucket)
+        return result
+
+
+def test_memory_that_runs_out_during_a_run_splits_batches_from_then_on(
+    minilm: ModelSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = mixed(3000, minilm.tokenizer.max_length)
+    expected = encode(minilm, ids)
+    with open_encoder(minilm, device="cuda", dtype="fp16", graphs=False, batch_tokens=32768) as encoder:
+        assert isinstance(encoder, CudaEncoder)
+        cramped = Cramped(encoder._forward, 8192)
+        encoder._forward = cramped
+        assert np.array_equal(vectors(encoder, ids), expected)
+        assert (encoder.budget, cramped.refused) == (8192, 2)
+        assert np.array_equal(vectors(encoder, ids), expected)
+        assert cramped.refused == 2
+        cramped.most = 0
+        with pytest.raises(TemporaryError, match="smallest there are"):
+            vectors(encoder, ids)
+    assert "batches of 8192 tokens from now on" in caplog.text
+
+
+def test_memory_that_does_not_suffice_at_the_start_makes_smaller_buckets(
+    minilm: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = mixed(3000, minilm.tokenizer.max_length)
+    expected = encode(minilm, ids)
+    forward = PackedForward.__call__
+
+    def cramped(self: PackedForward, inputs: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        if bucket.tokens > 16384:
+            raise torch.OutOfMemoryError("no more")
+        return forward(self, inputs, bucket)
+
+    monkeypatch.setattr(PackedForward, "__call__", cramped)
+    with open_encoder(minilm, device="cuda", dtype="fp16", batch_tokens=32768) as encoder:
+        assert isinstance(encoder, CudaEncoder)
+        assert encoder.budget == 16384
+        assert set(encoder._graphs) == set(encoder._buckets)
+        assert np.array_equal(vectors(encoder, ids), expected)
+
+
+def test_a_card_with_little_memory_left_gets_a_budget_that_fits(
+    large: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with open_encoder(large, device="cuda", dtype="fp16") as encoder:
+        assert encoder.budget > 8192
+        expected = vectors(encoder, mixed(2000, 512))
+    curves = json.loads((tmp_path / "gte-vectorize" / "budgets.json").read_text())
+    assert [set(curve) for curve in curves.values()] == [set(map(str, BUDGETS))]
+
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    room = activation_bytes(large, 16384, 2) + RESERVE + (200 << 20)  # the weights and a bucket
+    occupied = torch.empty(free - room, dtype=torch.uint8, device="cuda")
+    with open_encoder(large, device="cuda", dtype="fp16") as encoder:
+        assert encoder.budget == 16384
+        assert np.array_equal(vectors(encoder, mixed(2000, 512)), expected)
+    del occupied
+    torch.cuda.empty_cache()
+
+
+def test_a_vector_that_overflows_in_fp16_is_computed_in_fp32(tiny_model: Callable[..., Path]) -> None:
+    spec = load_model(str(tiny_model("bert", "cls")))
+    ids = random_passages([3, 48, 17, 4, 30])
+    with open_encoder(spec, device="cuda", dtype="fp16") as encoder:
+        assert isinstance(encoder, CudaEncoder)
+        sound = vectors(encoder, ids)
+        # Word 100 overflows in half precision, and nothing else does.
+        forward = encoder._forward
+        assert isinstance(forward, PackedForward)
+        forward.bert.words[100] = torch.inf
+        for passage in ids:
+            passage[passage == 100] = 101
+        ids[2][5] = 100
+        expected = encode(spec, ids, device="cpu", dtype="fp32")
+        found = vectors(encoder, ids)
+    assert np.allclose(found[2], expected[2], atol=1e-5)
+    assert np.array_equal(found[[0, 1, 3, 4]], encode(spec, ids)[[0, 1, 3, 4]])
+    assert np.isfinite(sound).all()
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_the_canary_knows_a_healthy_gpu_and_a_flipped_bit(minilm: ModelSpec, dtype: str) -> None:
+    with open_encoder(minilm, device="cuda", dtype=dtype) as encoder:
+        canary = ask(encoder, minilm, device="cuda", dtype=dtype)
+        again = ask(encoder, minilm, device="cuda", dtype=dtype)
+        assert np.array_equal(canary.vectors, again.vectors)
+        assert isinstance(encoder, CudaEncoder)
+        assert isinstance(encoder._forward, PackedForward)
+        weight = encoder._forward.bert.layers[1].up.weight
+        weight.view(torch.int16 if dtype != "fp32" else torch.int32)[7, 11] ^= 1 << (13 if dtype != "fp32" else 29)
+        with pytest.raises(DeviceError):
+            list(checked(encoder.stream(canary_batches(encoder, canary)), canary))
+
+
+def canary_batches(encoder: Encoder, canary: Canary) -> Iterator[TokenBatch]:
+    return token_batches([canary.passages], layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
+
+
+def test_a_gpu_that_hangs_is_noticed(tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = load_model(str(tiny_model("bert")))
+    with open_encoder(spec, device="cuda", dtype="fp16") as encoder:
+        assert isinstance(encoder, CudaEncoder)
+        with torch.cuda.stream(encoder._compute):
+            torch.cuda._sleep(4_000_000_000)  # cycles, about two seconds
+        monkeypatch.setattr(cuda, "PATIENCE", 0.5)
+        with pytest.raises(DeviceError, match="not answered"):
+            vectors(encoder, random_passages([9]))
+        torch.cuda.synchronize()
+        assert len(vectors(encoder, random_passages([9]))) == 1
 
 
 def test_a_bucket_that_cannot_be_captured_runs_eagerly(

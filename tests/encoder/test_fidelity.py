@@ -17,7 +17,6 @@ from gte_vectorize.encoder.encoder import open_encoder
 from gte_vectorize.errors import ModelError
 from gte_vectorize.model.spec import load_model
 from gte_vectorize.tokens.batcher import token_batches
-from gte_vectorize.writer.scatter import encoded_windows
 
 LENGTHS = [3, 48, 17, 4, 17, 30, 9, 48, 3, 21]
 
@@ -28,7 +27,7 @@ def encode(folder: Path, ids: list[np.ndarray], **options: object) -> np.ndarray
         batches = token_batches(
             [as_passages(ids)], layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows
         )
-        (window,) = encoded_windows(encoder.stream(batches), encoder.dim)
+        (window,) = encoder.stream(batches)
     return window.vectors
 
 

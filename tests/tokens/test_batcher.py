@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gte_vectorize.batch import Layout, Passages, Shard, Task, TokenBatch, Window
-from gte_vectorize.tokens.batcher import token_batches
+from gte_vectorize.tokens.batcher import halves, token_batches
 
 LAYOUTS: tuple[Layout, ...] = ("packed", "padded")
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)
@@ -73,3 +73,15 @@ def test_longest_come_first_and_equal_lengths_in_row_order(lengths: list[int]) -
 def test_window_without_usable_rows_is_one_batch_of_none(lengths: list[int]) -> None:
     (batch,) = token_batches([passages_of(lengths)], layout="packed", budget=64, max_rows=lambda longest: 5)
     assert (len(batch.ids), len(batch.lengths), len(batch.rows), batch.last) == (0, 0, 0, True)
+
+
+def test_halves_are_the_batch() -> None:
+    for lengths in ([3, 3], [9, 5, 4], [7, 6, 6, 2, 1]):
+        ids = np.arange(sum(lengths), dtype=np.int32)
+        batch = TokenBatch(None, ids, np.array(lengths, np.int32), np.arange(len(lengths), dtype=np.int32), True)  # type: ignore[arg-type]
+        first, second = halves(batch)
+        assert abs(len(first.rows) - len(second.rows)) <= 1
+        assert (first.last, second.last) == (False, True)
+        for part in ("ids", "lengths", "rows"):
+            assert np.array_equal(np.concatenate([getattr(first, part), getattr(second, part)]), getattr(batch, part))
+        assert first.lengths.sum() == len(first.ids)

@@ -8,7 +8,7 @@ every bucket is captured once and replayed; on a CPU a batch gets a bucket of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gte_vectorize.batch import TokenBatch
@@ -81,9 +81,10 @@ def max_rows(buckets: Sequence[Bucket], longest: int) -> int:
     return max(bucket.rows for bucket in buckets if bucket.max_length == length)
 
 
-def choose(buckets: Sequence[Bucket], batch: TokenBatch) -> Bucket:
-    """The cheapest bucket that holds the batch; one always does, since batches keep within the largest."""
-    return min((b for b in buckets if b.fits(batch)), key=lambda bucket: (bucket.tokens, bucket.max_length))
+def choose(buckets: Iterable[Bucket], batch: TokenBatch) -> Bucket | None:
+    """The cheapest bucket that holds the batch; None where none is left that does."""
+    fitting = (bucket for bucket in buckets if bucket.fits(batch))
+    return min(fitting, key=lambda bucket: (bucket.tokens, bucket.max_length), default=None)
 
 
 def _lengths(longest: int) -> list[int]:

@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 
-from gte_vectorize.batch import Layout, TokenBatch, VectorBatch
-from gte_vectorize.encoder.bucket import exact_bucket, exact_rows
-from gte_vectorize.encoder.forward import Forward
+from gte_vectorize.batch import EncodedWindow, Float32, Layout, TokenBatch
+from gte_vectorize.encoder.forward import Forward, encode
+from gte_vectorize.encoder.scatter import encoded_windows
 
 BATCH_TOKENS = 1024
 """Activations of this many tokens stay in a core's cache."""
@@ -43,25 +44,27 @@ class CpuEncoder:
         """How many passages a batch may have; here, the budget decides alone."""
         return self.budget
 
-    def stream(self, batches: Iterable[TokenBatch]) -> Iterator[VectorBatch]:
-        """The vectors of every batch, in the order of the batches, at most two batches per lane in flight."""
-        in_flight: deque[Future[VectorBatch]] = deque()
-        for batch in batches:
-            in_flight.append(self._pool.submit(self._encode, batch))
-            if len(in_flight) > 2 * self._lanes:
-                yield in_flight.popleft().result()
-        while in_flight:
-            yield in_flight.popleft().result()
+    def stream(self, batches: Iterable[TokenBatch]) -> Iterator[EncodedWindow]:
+        """Every window with its vectors in row order, once its last batch is through."""
+        return encoded_windows(self._encoded(batches), self.dim)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         torch.set_num_threads(_THREADS)
 
-    def _encode(self, batch: TokenBatch) -> VectorBatch:
+    def _encoded(self, batches: Iterable[TokenBatch]) -> Iterator[tuple[TokenBatch, Float32]]:
+        """The batches in their order, at most two per lane in flight."""
+        in_flight: deque[tuple[TokenBatch, Future[Float32]]] = deque()
+        for batch in batches:
+            in_flight.append((batch, self._pool.submit(self.encode, batch)))
+            if len(in_flight) > 2 * self._lanes:
+                done, vectors = in_flight.popleft()
+                yield done, vectors.result()
+        for done, vectors in in_flight:
+            yield done, vectors.result()
+
+    def encode(self, batch: TokenBatch) -> Float32:
+        """The vectors of one batch, float32[n, dim], in the batch's order."""
         if not len(batch.rows):
-            return VectorBatch(batch, torch.empty(0, self.dim).numpy())
-        bucket = exact_bucket(batch) if self.layout == "packed" else exact_rows(batch)
-        with torch.inference_mode():
-            inputs = torch.from_numpy(self._forward.lay_out(batch.ids, batch.lengths, bucket))
-            vectors = self._forward(inputs, bucket)[: len(batch.rows)]
-        return VectorBatch(batch, vectors.numpy())
+            return np.empty((0, self.dim), np.float32)
+        return encode(self._forward, batch, torch.device("cpu"))

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Protocol
 
 import torch
 
-from gte_vectorize.batch import Layout, TokenBatch, VectorBatch
+from gte_vectorize.batch import EncodedWindow, Float32, Layout, TokenBatch
+from gte_vectorize.encoder.budget import choose_budget
 from gte_vectorize.encoder.cpu import CpuEncoder
 from gte_vectorize.encoder.cuda import CudaEncoder
-from gte_vectorize.encoder.forward import Forward, PackedForward, PaddedForward
+from gte_vectorize.encoder.forward import Forward, PackedForward, PaddedForward, encode
 from gte_vectorize.encoder.packed import load_packed
 from gte_vectorize.encoder.padded import load_padded
 from gte_vectorize.encoder.pooling import load_head
 from gte_vectorize.encoder.weights import read_tensors
-from gte_vectorize.errors import ConfigError, TemporaryError
+from gte_vectorize.errors import ConfigError, DeviceError, TemporaryError
 from gte_vectorize.model.spec import ModelSpec
+
+PADDED_TOKENS = 32768
+"""Of a padded batch on a GPU. It decides bits there, so it is not measured."""
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -29,13 +34,15 @@ class Encoder(Protocol):
     """What the flow sees of an encoder; all but the last two say how to cut its token batches."""
 
     layout: Layout
-    budget: int
     window_rows: int
     dim: int
 
+    @property
+    def budget(self) -> int: ...
+
     def max_rows(self, longest: int) -> int: ...
 
-    def stream(self, batches: Iterable[TokenBatch]) -> Iterator[VectorBatch]: ...
+    def stream(self, batches: Iterable[TokenBatch]) -> Iterator[EncodedWindow]: ...
 
     def close(self) -> None: ...
 
@@ -89,7 +96,7 @@ def open_encoder(
 
 @contextmanager
 def _gpu_errors() -> Iterator[None]:
-    """A GPU that is full or lost → TemporaryError: neither is a bug, and running again may help."""
+    """A GPU that is full → TemporaryError, a lost one → DeviceError: neither is a bug, and running again may help."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -98,7 +105,7 @@ def _gpu_errors() -> Iterator[None]:
         ) from error
     except torch.AcceleratorError as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise TemporaryError(
+        raise DeviceError(
             f"the GPU failed ({reason}); what was published is kept: run the same command again"
         ) from error
 
@@ -110,15 +117,28 @@ def _make(
     forward = _forward(spec, DTYPES[dtype], target)
     if device == "cpu":
         return CpuEncoder(forward, dim=spec.dim, budget=batch_tokens, lanes=lanes)
+    if batch_tokens is None and isinstance(forward, PackedForward):
+        batch_tokens = choose_budget(forward, spec, target, DTYPES[dtype])
     return CudaEncoder(
         forward,
         dim=spec.dim,
-        budget=batch_tokens,
+        budget=batch_tokens or PADDED_TOKENS,
         max_length=spec.tokenizer.max_length,
         device=target,
         # Grouped attention depends on the lengths of a batch, so it has no fixed shape to capture.
         graphs=graphs and (forward.layout == "padded" or dtype != "fp32"),
+        exact=in_fp32(spec, target),
     )
+
+
+def in_fp32(spec: ModelSpec, device: torch.device) -> Callable[[TokenBatch], Float32]:
+    """The model's vectors of a batch in fp32, without fused kernels. Its weights are loaded when they are needed."""
+
+    @cache
+    def forward() -> Forward:
+        return _forward(spec, torch.float32, device)
+
+    return lambda batch: encode(forward(), batch, device)
 
 
 def _forward(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Forward:

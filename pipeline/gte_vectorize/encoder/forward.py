@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from gte_vectorize.batch import Int32, Layout
-from gte_vectorize.encoder.bucket import Bucket
+from gte_vectorize.batch import Float32, Int32, Layout, TokenBatch
+from gte_vectorize.encoder.bucket import Bucket, exact_bucket, exact_rows
 from gte_vectorize.encoder.packed import PackedBert
 from gte_vectorize.encoder.pooling import Head, at_least, fewest_rows, pool
 
@@ -29,6 +29,15 @@ class Forward(Protocol):
     def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket) -> Int32: ...
 
     def __call__(self, inputs: torch.Tensor, bucket: Bucket) -> torch.Tensor: ...
+
+
+def encode(forward: Forward, batch: TokenBatch, device: torch.device) -> Float32:
+    """The vectors of a batch, float32[n, dim], in a bucket of its own size on the forward's device."""
+    bucket = exact_bucket(batch) if forward.layout == "packed" else exact_rows(batch)
+    with torch.inference_mode():
+        inputs = torch.from_numpy(forward.lay_out(batch.ids, batch.lengths, bucket)).to(device)
+        vectors: Float32 = forward(inputs, bucket)[: len(batch.rows)].cpu().numpy()
+    return vectors
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ first makes the largest shape come first and the remaining time predictable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -36,6 +37,14 @@ def token_batches(
                 rows=batch_rows,
                 last=end == cuts[-1],
             )
+
+
+def halves(batch: TokenBatch) -> tuple[TokenBatch, TokenBatch]:
+    """A batch of at least two passages as two of half as many."""
+    middle = len(batch.rows) // 2
+    token = int(batch.lengths[:middle].sum())
+    first = replace(batch, ids=batch.ids[:token], lengths=batch.lengths[:middle], rows=batch.rows[:middle], last=False)
+    return first, replace(batch, ids=batch.ids[token:], lengths=batch.lengths[middle:], rows=batch.rows[middle:])
 
 
 def _gather(ids: Int32, starts: list[int], rows: Int32) -> Int32:

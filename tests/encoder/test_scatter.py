@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gte_vectorize.batch import Passages, Shard, Status, Task, TokenBatch, VectorBatch, Window
-from gte_vectorize.writer.scatter import encoded_windows
+from gte_vectorize.batch import Passages, Shard, Status, Task, TokenBatch, Window
+from gte_vectorize.encoder.scatter import encoded_windows
 
 
 def batch_of(rows: list[int], passages: Passages, *, last: bool) -> TokenBatch:
@@ -26,7 +26,7 @@ def test_rows_come_back_in_order_and_unusable_vectors_are_dropped() -> None:
     passages = passages_of([Status.OK, Status.NULL, Status.OK, Status.OK, Status.OK])
     vectors = {0: [1.0, 2.0], 2: [0.0, 0.0], 3: [np.nan, 1.0], 4: [0.0, -3.0]}
     batches = [batch_of([4, 2], passages, last=False), batch_of([0, 3], passages, last=True)]
-    encoded = [VectorBatch(b, np.array([vectors[row] for row in b.rows.tolist()], np.float32)) for b in batches]
+    encoded = [(b, np.array([vectors[row] for row in b.rows.tolist()], np.float32)) for b in batches]
     (window,) = encoded_windows(encoded, 2)
     assert window.vectors.tolist() == [[1, 2], [0, 0], [0, 0], [0, 0], [0, -3]]
     assert [Status(code).name for code in window.status] == ["OK", "NULL", "ZERO", "NONFINITE", "OK"]
@@ -34,6 +34,6 @@ def test_rows_come_back_in_order_and_unusable_vectors_are_dropped() -> None:
 
 def test_a_batch_that_lost_a_vector_is_an_error() -> None:
     passages = passages_of([Status.OK, Status.OK])
-    short = VectorBatch(batch_of([0, 1], passages, last=True), np.ones((1, 2), np.float32))
+    short = (batch_of([0, 1], passages, last=True), np.ones((1, 2), np.float32))
     with pytest.raises(RuntimeError, match="1 vectors for a batch of 2"):
         list(encoded_windows([short], 2))

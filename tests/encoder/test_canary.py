@@ -1,0 +1,62 @@
+"""A device that changes its mind publishes nothing it computed since it was last right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import as_passages, random_passages
+
+from gte_vectorize.batch import EncodedWindow, Passages, Shard, Task, Window
+from gte_vectorize.encoder.canary import LENGTHS, after_every_task, ask, checked
+from gte_vectorize.encoder.encoder import open_encoder
+from gte_vectorize.errors import DeviceError
+from gte_vectorize.model.spec import load_model
+
+
+def in_task(passages: Passages, task: Task, first_row: int) -> Passages:
+    rows = len(passages.lengths)
+    return Passages(
+        Window(task, first_row, rows),
+        passages.ids,
+        passages.lengths,
+        passages.status,
+        passages.truncated,
+        passages.text_hash,
+    )
+
+
+def test_the_canary_comes_behind_the_last_window_of_each_task(tiny_model: Callable[..., Path]) -> None:
+    spec = load_model(str(tiny_model("bert")))
+    with open_encoder(spec, device="cpu", dtype="fp32") as encoder:
+        canary = ask(encoder, spec, device="cpu", dtype="fp32")
+    shard = Shard("a", 1, 0, (5,))
+    tasks = [Task(0, shard, 0, 4), Task(1, shard, 4, 1), Task(2, shard, 5, 0)]
+    two, one, none = (as_passages(random_passages([5] * count)) for count in (2, 1, 0))
+    windows = [
+        in_task(two, tasks[0], 0),
+        in_task(two, tasks[0], 2),
+        in_task(one, tasks[1], 4),
+        in_task(none, tasks[2], 5),
+    ]
+    seen = [passages is canary.passages for passages in after_every_task(windows, canary)]
+    assert seen == [False, False, True, False, True, False, True]
+    assert len(canary.vectors) == len(LENGTHS)
+    assert np.allclose(np.linalg.norm(canary.vectors, axis=1), 1)
+
+
+def test_another_answer_is_a_device_error_before_the_next_window(tiny_model: Callable[..., Path]) -> None:
+    spec = load_model(str(tiny_model("bert")))
+    with open_encoder(spec, device="cpu", dtype="fp32") as encoder:
+        canary = ask(encoder, spec, device="cpu", dtype="fp32")
+    nothing = as_passages(random_passages([5]))
+    window = EncodedWindow(nothing, np.ones((1, 64), np.float32), np.zeros(1, np.uint8))
+    right = EncodedWindow(canary.passages, canary.vectors.copy(), np.zeros(len(LENGTHS), np.uint8))
+    wrong = EncodedWindow(canary.passages, canary.vectors.copy(), np.zeros(len(LENGTHS), np.uint8))
+    wrong.vectors.view(np.uint32)[3, 17] ^= 1  # the last bit of one number
+    passed = checked([window, right, window, wrong, window], canary)
+    assert [next(passed), next(passed)] == [window, window]
+    with pytest.raises(DeviceError, match="computes wrongly"):
+        next(passed)
