@@ -28,7 +28,10 @@ Layout = Literal["packed", "padded"]
 
 
 class Status(IntEnum):
-    """Why a row has a vector, or has none. Stored by name, in lower case, in the column `status`."""
+    """Why a row has a vector, or has none. Stored by name, in lower case, in the column `status`.
+
+    CRASH: the text ended every worker process that was given it, by a crash, by running out of memory or without end.
+    """
 
     OK = 0
     NULL = 1
@@ -37,6 +40,7 @@ class Status(IntEnum):
     TOO_LARGE = 4
     NONFINITE = 5
     ZERO = 6
+    CRASH = 7
 
     @property
     def failed(self) -> bool:
@@ -90,6 +94,10 @@ class Window:
     task: Task
     first_row: int
     num_rows: int
+
+    @property
+    def ends_task(self) -> bool:
+        return self.first_row + self.num_rows == self.task.first_row + self.task.num_rows
 
 
 @dataclass(frozen=True, slots=True)

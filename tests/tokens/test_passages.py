@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from gte_vectorize.batch import Shard, Status, Task, Window
+from gte_vectorize.batch import Passages, Shard, Status, Task, Window
 from gte_vectorize.errors import InputError
 from gte_vectorize.model.tokenizer import TokenizerSpec
 from gte_vectorize.tokens.passages import read_passages
+from gte_vectorize.tokens.pieces import gathered
 from gte_vectorize.tokens.tokenizer import TextTokenizer
 
 TEXTS = ["one", None, "", "a much longer text than the others", "\u3000 \n", "\x00\x1f", "二", "\u200b", "one"]
@@ -126,3 +128,42 @@ def test_other_number_of_rows_than_planned_is_refused(rows: int, tokenizer: Text
 def test_column_of_numbers_is_refused(tokenizer: TextTokenizer) -> None:
     with pytest.raises(InputError, match=r"shard\.parquet': the text column holds int64"):
         read_passages(window(1), [batch(pa.array([1]))], tokenizer)
+
+
+def test_pieces_gather_into_windows_of_their_task() -> None:
+    shard = Shard("a", 1, 0, (30,))
+    tasks = [Task(0, shard, 0, 9), Task(1, shard, 9, 1), Task(2, shard, 10, 0), Task(3, shard, 10, 4)]
+    pieces = [
+        piece_of(task, first, rows)
+        for task, cuts in zip(tasks, [(4, 4, 1), (1,), (0,), (2, 2)], strict=True)
+        for first, rows in zip(accumulate(cuts, initial=task.first_row), cuts, strict=False)
+    ]
+    for most, expected in (
+        (4, [4, 4, 1, 1, 0, 4]),
+        (8, [8, 1, 1, 0, 4]),
+        (11, [8, 1, 1, 0, 4]),
+        (12, [9, 1, 0, 4]),
+        (1, [4, 4, 1, 1, 0, 2, 2]),
+    ):
+        windows = list(gathered(pieces, most))
+        assert [window.window.num_rows for window in windows] == expected
+        assert [len(window.lengths) for window in windows] == expected
+        for part in ("ids", "lengths", "status", "truncated", "text_hash"):
+            gathered_part = np.concatenate([getattr(window, part) for window in windows])
+            assert np.array_equal(gathered_part, np.concatenate([getattr(piece, part) for piece in pieces]))
+        starts = [(window.window.task.index, window.window.first_row) for window in windows]
+        assert starts == sorted(starts)
+        assert sum(window.num_rows for window in (w.window for w in windows)) == 14
+    assert list(gathered([], 4)) == []
+
+
+def piece_of(task: Task, first_row: int, rows: int) -> Passages:
+    lengths = np.arange(first_row, first_row + rows, dtype=np.int32)
+    return Passages(
+        window=Window(task, first_row, rows),
+        ids=np.repeat(lengths, lengths),
+        lengths=lengths,
+        status=lengths.astype(np.uint8),
+        truncated=lengths % 2 == 0,
+        text_hash=np.repeat(lengths.astype(np.uint8)[:, None], 16, axis=1),
+    )

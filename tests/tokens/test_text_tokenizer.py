@@ -250,3 +250,22 @@ def test_refused(minilm_dir: str, tmp_path: Path, spec_of: Callable[..., Tokeniz
     copy.write_bytes(copy.read_bytes() + b"\n")
     with pytest.raises(ModelError, match=r"tokenizer\.json' has changed"):
         TextTokenizer(spec)
+
+
+def test_progress_is_told_at_least_every_mebi_character(minilm_dir, spec_of):
+    told = []
+    tokenizer = TextTokenizer(spec_of(minilm_dir, 16), on_progress=lambda: told.append(1))
+    hard = "x" * (1 << 21)  # one word, of which no head ever settles
+    calls = []
+    for texts in ([hard], [hard, "one", hard]):
+        told.clear()
+        tokenizer.encode(texts)
+        calls.append(len(told))
+    assert calls[1] > calls[0] > 4  # the longest heads alone
+    few = [" ".join(["one", "two"] * 20)] * 200
+    told.clear()
+    expected = [tokenizer.encode([text])[0] for text in few]
+    assert len(told) == 200
+    told.clear()
+    assert tokenizer.encode(few) == expected
+    assert len(told) == 1

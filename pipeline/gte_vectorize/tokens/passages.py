@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from gte_vectorize.batch import Int32, Passages, Status, Window
 from gte_vectorize.errors import DamagedInput, InputError
+from gte_vectorize.tokens.pieces import HASH_BYTES
 from gte_vectorize.tokens.tokenizer import Encoded, TextTokenizer
 
-_HASH_BYTES = 16
 # Unicode has no whitespace and no control character behind the ideographic space.
 _BLANK = "".join(char for char in map(chr, range(0x3001)) if char.isspace() or unicodedata.category(char) == "Cc")
 
@@ -61,7 +61,7 @@ def read_passages(window: Window, batches: Iterable[pa.RecordBatch], tokenizer: 
         lengths=np.array(lengths, np.int32),
         status=np.array(status, np.uint8),
         truncated=np.array(truncated, np.bool_),
-        text_hash=np.frombuffer(hashes, np.uint8).reshape(-1, _HASH_BYTES),
+        text_hash=np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES),
     )
 
 
@@ -84,7 +84,7 @@ def _text(value: bytes | None) -> str | Status:
 
 
 def _hash(value: bytes | None) -> bytes:
-    return bytes(_HASH_BYTES) if value is None else hashlib.blake2b(value, digest_size=_HASH_BYTES).digest()
+    return bytes(HASH_BYTES) if value is None else hashlib.blake2b(value, digest_size=HASH_BYTES).digest()
 
 
 def _as_binary(column: Any, uri: str) -> Any:

@@ -7,15 +7,18 @@ enough to make that certain, which `TextTokenizer._settled` decides; one that do
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 
-from gte_vectorize.batch import Status
+from gte_vectorize.batch import Int32, Status
 from gte_vectorize.errors import ModelError
 from gte_vectorize.model.tokenizer import TokenizerSpec
+from gte_vectorize.tokens.document import encode_document
 
 # UTF-8 bytes of a first head for every token that is wanted: six Latin letters, or two Chinese characters. Later ones
 # have a little more than the last long texts needed. A matter of speed alone.
@@ -24,6 +27,8 @@ _RESERVE = 1.2
 _GROWTH = 2
 # Characters. One mebi-character without enough tokens in it takes a few seconds and some hundred MB; no more is tried.
 _LONGEST_HEAD = 2**20
+# Characters that the library is given at once. It tells nothing while it works, for some seconds at worst.
+_CALL = 2**20
 # Tokens between the last one kept and the end of a head. A cut changes what stands right before it: a word that is
 # halved, a special token's name, a letter whose accent is behind the cut.
 _MARGIN = 64
@@ -39,11 +44,28 @@ class Encoded(NamedTuple):
     status: Status
 
 
-class TextTokenizer:
-    """The tokenizer of a TokenizerSpec. Raises ModelError if its file has changed or leaves no room for a text."""
+class Document(NamedTuple):
+    """All tokens of a text, whatever the limit, without special tokens: prompt and text were tokenized together.
 
-    def __init__(self, spec: TokenizerSpec):
+    prompt   the ids of the prompt, for every chunk of the text
+    ids      int32[n], those of the text
+    offsets  int32[n, 2], where each of these begins and ends, in characters of the text
+    """
+
+    prompt: list[int]
+    ids: Int32
+    offsets: Int32
+
+
+class TextTokenizer:
+    """The tokenizer of a TokenizerSpec. Raises ModelError if its file has changed or leaves no room for a text.
+
+    `on_progress` is called at least every mebi-character, whatever the texts are.
+    """
+
+    def __init__(self, spec: TokenizerSpec, on_progress: Callable[[], None] = lambda: None):
         self._tokenizer = _load(spec)
+        self._on_progress = on_progress
         self._prompt = spec.prompt
         self._lower_case = spec.lower_case
         self._prefix, self._suffix = _special_tokens(self._tokenizer)
@@ -86,11 +108,32 @@ class TextTokenizer:
             self._bytes_per_token = min(_BYTES_PER_TOKEN, _RESERVE * max(needed))
         return [encoded[index] for index in range(len(texts))]
 
+    def encode_long(self, text: str) -> Document | Status:
+        """The whole document; EMPTY or TOO_LARGE (see encode_document) if it cannot be had.
+
+        The text must be valid Unicode, without surrogates.
+        """
+        body = self._prompt + text
+        found = encode_document(self._tokenizer, body.lower() if self._lower_case else body, self._on_progress)
+        if found is None:
+            return Status.TOO_LARGE
+        if len(found.ids) <= len(self._nothing) and found.ids.tolist() == self._nothing:
+            return Status.EMPTY
+        offsets = _before_lowering(found.offsets, body) if self._lower_case else found.offsets
+        offsets = offsets - np.int32(len(self._prompt))
+        # The prompt's last token may hold the text's first characters; it is the text's then.
+        of_text = int(np.count_nonzero((offsets[:, 0] < 0) & (offsets[:, 1] <= 0)))
+        return Document(found.ids[:of_text].tolist(), found.ids[of_text:], np.maximum(offsets[of_text:], 0))
+
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         bodies = [self._prompt + text for text in texts]
         if self._lower_case:
             bodies = [body.lower() for body in bodies]
-        return [found.ids for found in self._tokenizer.encode_batch_fast(bodies, add_special_tokens=False)]
+        ids: list[list[int]] = []
+        for few in _calls(bodies):
+            self._on_progress()
+            ids += (found.ids for found in self._tokenizer.encode_batch_fast(few, add_special_tokens=False))
+        return ids
 
     def _first_cut(self, text: str) -> int:
         size = min(int(self._wanted * self._bytes_per_token), _LONGEST_HEAD)
@@ -121,12 +164,34 @@ class TextTokenizer:
         return Encoded([*self._prefix, *ids[: self._limit], *self._suffix], len(ids) > self._limit, Status.OK)
 
 
+def _calls(texts: list[str]) -> Iterator[list[str]]:
+    """The texts in order, as many together as make no more than `_CALL` characters; a longer one is alone."""
+    few: list[str] = []
+    size = 0
+    for text in texts:
+        if few and size + len(text) > _CALL:
+            yield few
+            few, size = [], 0
+        few.append(text)
+        size += len(text)
+    yield few
+
+
 def _head(text: str, cut: int) -> str:
     """The first `cut` characters, or up to the last space in the last quarter of them."""
     if cut >= len(text):
         return text
     space = text.rfind(" ", cut * 3 // 4, cut + 1)
     return text[: space if space > 0 else cut]
+
+
+def _before_lowering(offsets: Int32, text: str) -> Int32:
+    """Places in `text` for places in `text.lower()`: İ, and nothing else, becomes two characters."""
+    second = np.array([match.start() + 1 for match in re.finditer("İ", text)], np.int32)
+    second += np.arange(len(second), dtype=np.int32)
+    begins, ends = offsets[:, 0], offsets[:, 1]
+    moved = [np.searchsorted(second, begins, side="right"), np.searchsorted(second, ends, side="left")]
+    return offsets - np.stack(moved, axis=1).astype(np.int32)
 
 
 def _load(spec: TokenizerSpec) -> Tokenizer:

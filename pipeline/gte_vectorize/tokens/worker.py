@@ -1,8 +1,9 @@
 """The worker process: windows in, passages out, over one pipe. Never loads torch and never touches a GPU.
 
-It is told the tokenizer and the text column once, then windows, and answers each in turn with its passages or with the
-error that ends the run. What it has to say goes through the pipe and nothing to the terminal: the last words of a
-native library may quote the text it choked on.
+It is told the tokenizer and the text column once, then windows, and answers each in turn with its passages, with the
+error that ends the run, or with a Fault that ends only the worker. On a second pipe it tells of progress: a byte that
+says what it begins to do now. It is the main thread that tells, so that silence means that it is stuck. Nothing goes to
+the terminal: the last words of a native library may quote the text it choked on.
 """
 
 from __future__ import annotations
@@ -11,29 +12,33 @@ import ctypes
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from gte_vectorize.batch import Passages, Window
 from gte_vectorize.errors import VectorizeError, WorkerError
+from gte_vectorize.failpoint import failpoint
 from gte_vectorize.reader.rows import RowCursor
 from gte_vectorize.tokens.passages import read_passages
+from gte_vectorize.tokens.process import READING, TOKENIZING, Fault
 from gte_vectorize.tokens.tokenizer import TextTokenizer
-
-Answer = Passages | VectorizeError
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Work for the process `parent`, which holds the other end of the pipe `descriptor`, until it closes that end."""
+Answer = Passages | VectorizeError | Fault
+
+
+def main(descriptor: int, progress: int, parent: int) -> None:
+    """Work for the process `parent`, which holds the other ends of the two pipes, until it closes them."""
     _live_and_die_with(parent)
+    os.set_blocking(progress, False)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sent: Future[None] | None = None
 
@@ -44,9 +49,13 @@ def main(descriptor: int, parent: int) -> None:
             sent.result()
         sent = outbox.submit(pipe.send, answer)
 
+    def tell(state: bytes) -> None:
+        with suppress(OSError):  # who listens has gone
+            os.write(progress, state)
+
     # An error of the pipe means that the parent has gone, or wants no more.
     with Connection(descriptor) as pipe, suppress(EOFError, OSError), ThreadPoolExecutor(1) as outbox:
-        _work(pipe, send)
+        _work(pipe, send, tell)
 
 
 def _live_and_die_with(parent: int) -> None:
@@ -59,19 +68,25 @@ def _live_and_die_with(parent: int) -> None:
         os._exit(0)
 
 
-def _work(pipe: Connection[Any, Any], send: Callable[[Answer], None]) -> None:
+def _work(pipe: Connection[Any, Any], send: Callable[[Answer], None], tell: Callable[[bytes], None]) -> None:
     spec, text_column = pipe.recv()
-    window: Window | None = None
+    ready = False
     try:
-        tokenizer = TextTokenizer(spec)
+        tokenizer = TextTokenizer(spec, on_progress=lambda: tell(TOKENIZING))
+        tell(TOKENIZING)
+        ready = True
         for uri, windows in groupby(_windows(pipe), key=lambda window: window.task.shard.uri):
+            tell(READING)
             with RowCursor(uri, [text_column]) as rows:
                 for window in windows:
-                    send(read_passages(window, rows.read(window.first_row, window.num_rows), tokenizer))
+                    failpoint("worker.window")
+                    batches = _told(rows.read(window.first_row, window.num_rows), tell)
+                    send(read_passages(window, batches, tokenizer))
     except VectorizeError as error:
         send(error)
     except BaseException as error:  # a panic in Rust is no Exception
-        send(WorkerError(_describe(error, window)))
+        fault = Fault.of(error)
+        send(fault if ready else WorkerError(f"a worker process could not start: {fault.what}"))
 
 
 def _windows(pipe: Connection[Any, Any]) -> Iterator[Window]:
@@ -80,13 +95,12 @@ def _windows(pipe: Connection[Any, Any]) -> Iterator[Window]:
             yield pipe.recv()
 
 
-def _describe(error: BaseException, window: Window | None) -> str:
-    """What happened and where, without the error's own words: they may quote a document."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    raised = f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno}"
-    if window is None:
-        return f"a worker process could not start: {raised}"
-    return (
-        f"{window.task.shard.uri!r}, rows {window.first_row} to {window.first_row + window.num_rows - 1}: "
-        f"the worker raised {raised}"
-    )
+def _told(batches: Iterator[pa.RecordBatch], tell: Callable[[bytes], None]) -> Iterator[pa.RecordBatch]:
+    """The same batches, each announced before it is read and once it is there."""
+    while True:
+        tell(READING)
+        batch = next(batches, None)
+        tell(TOKENIZING)
+        if batch is None:
+            return
+        yield batch

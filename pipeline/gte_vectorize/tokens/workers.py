@@ -1,73 +1,34 @@
-"""Windows → passages, by worker processes that read and tokenize side by side; the order of the windows is kept.
-
-A worker is a fresh interpreter, started like a program. Nothing is forked, so no CUDA context and no thread's lock is
-copied; the caller's main module is not imported again, so a script needs no main guard.
-"""
+"""Windows → passages, by worker processes that read and tokenize side by side; the order of the windows is kept."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import struct
-import subprocess
-import sys
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from multiprocessing import connection
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from gte_vectorize.batch import Passages, Window
-from gte_vectorize.errors import VectorizeError, WorkerError
+from gte_vectorize.errors import TemporaryError, VectorizeError, WorkerError
 from gte_vectorize.model.tokenizer import TokenizerSpec
+from gte_vectorize.tokens.process import TOKENIZING, Fault, WorkerProcess
+from gte_vectorize.tokens.share import Pending, Share, place
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-# The package is found first, so that the worker runs this very version; it then goes behind the libraries, whose folder
-# it may share with anything. -P keeps the current folder out.
-_PROGRAM = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import gte_vectorize
-sys.path.append(sys.path.pop(0))
-from gte_vectorize.tokens.worker import main
-main(int(sys.argv[2]), int(sys.argv[3]))
-"""
-# One thread each, as there are as many workers as cores; no GPU. Set whatever the user's environment says.
-_ENVIRONMENT = {
-    "TOKENIZERS_PARALLELISM": "false",
-    "RAYON_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-}
-SILENCE = 600.0
-"""Seconds without an answer after which a worker is replaced. Tokenizing a window takes some, a slow store minutes."""
-# Seconds for a message that has begun to go on; its sender has it whole in memory.
-_STALL = 10
+SILENCE = 30.0
+"""Seconds without progress after which a worker that tokenizes is replaced; a healthy one tells of some every second,
+and of a text that is as hard as they come every five."""
+STORAGE_SILENCE = 600.0
+"""The same for one that waits for a file: it starts, or reads. What can give up and try again does so before that."""
 # Seconds after which a wait looks up.
 _SLICE = 1.0
 # Windows a worker holds: one in work, one that waits to be sent or to be begun.
 _DEPTH = 2
+# Workers in a row, for each that there shall be, that end before they are ready.
+_FALSE_STARTS = 2
 
-
-@dataclass(eq=False, slots=True)
-class _Worker:
-    process: subprocess.Popen[bytes]
-    pipe: connection.Connection[Any, Any]
-    windows: deque[int] = field(default_factory=deque)
-    """Numbers of the windows it has not answered yet; it answers in this order."""
-    silent: float = 0
-    """Seconds it was waited for since its last answer."""
-
-    def stop(self) -> int:
-        """End the process, which has nothing to lose, and return its exit code."""
-        self.pipe.close()
-        self.process.kill()
-        return self.process.wait()
+log = logging.getLogger(__name__)
 
 
 class TokenWorkers:
@@ -79,10 +40,11 @@ class TokenWorkers:
     def __init__(self, count: int, spec: TokenizerSpec, text_column: str):
         self._count = count
         self._setup = (spec, text_column)
-        self._workers: list[_Worker] = []
-        self._sent: dict[int, Window] = {}
-        self._retries: deque[int] = deque()
-        self._suspects: set[int] = set()
+        self._workers: list[WorkerProcess] = []
+        self._pending: dict[int, Pending] = {}
+        self._retries: deque[Share] = deque()
+        self._done: dict[int, Passages] = {}
+        self._false_starts = 0
 
     def __enter__(self) -> Self:
         try:
@@ -104,148 +66,164 @@ class TokenWorkers:
     def stream(self, windows: Iterable[Window], leaving: threading.Event | None = None) -> Iterator[Passages]:
         """The passages of each window, in the order of `windows`.
 
-        At most two windows per worker are under way or waiting for their turn, beside the one that was handed out. Once
-        `leaving` is set the stream ends, whatever the workers do. Raises what a worker raised, as soon as it is known,
-        or WorkerError when workers died, or gave no answer for SILENCE seconds, twice over one window.
+        A row whose text ends workers has the status CRASH. At most two windows per worker are under way or waiting for
+        their turn, beside the one that was handed out. Once `leaving` is set the stream ends, whatever the workers do.
+        Raises what a worker raised on purpose, as soon as it is known; TemporaryError when a store gave nothing for
+        STORAGE_SILENCE seconds, twice over; WorkerError when workers do not start, or end over too many rows.
         """
         leaving = leaving or threading.Event()
         self._begin()
         source = enumerate(windows)
-        done: dict[int, Passages] = {}
         turn = 0
         try:
-            while not leaving.is_set() and (self._feed(source, waiting=len(done)) or done):
-                done.update(self._collect(wait=turn not in done))
-                if turn in done:
-                    passages = done.pop(turn)
-                    self._feed(source, waiting=len(done))
+            while not leaving.is_set() and (self._feed(source) or self._done):
+                self._collect(wait=turn not in self._done)
+                if turn in self._done:
+                    passages = self._done.pop(turn)
+                    self._feed(source)
                     yield passages
                     turn += 1
         finally:
             self._abandon()
 
     def _begin(self) -> None:
-        if self._sent:
+        if self._pending:
             raise RuntimeError("these workers are busy with another stream: finish or close that one first")
-        self._retries.clear()
-        self._suspects.clear()
+        self._false_starts = 0
         # Linux ends a worker together with the thread that started it, which may have been an earlier stream's.
-        for worker in [worker for worker in self._workers if worker.process.poll() is not None]:
+        for worker in [worker for worker in self._workers if not worker.is_alive()]:
             self._remove(worker)
 
     def _abandon(self) -> None:
         """What a worker still has in hand belongs to no later stream."""
-        for worker in [worker for worker in self._workers if worker.windows]:
+        for worker in [worker for worker in self._workers if worker.shares]:
             self._remove(worker)
-        self._sent.clear()
+        self._pending.clear()
+        self._retries.clear()
+        self._done.clear()
 
-    def _feed(self, source: Iterator[tuple[int, Window]], *, waiting: int) -> bool:
+    def _feed(self, source: Iterator[tuple[int, Window]]) -> bool:
         """Give out windows while there is room; whether any is under way."""
         while True:
             if self._retries:
-                # Alone in its worker: if that one dies too, there is no doubt over which window.
+                # Alone in its worker: if that one ends too, there is no doubt over which rows.
                 if (worker := self._idlest(below=1)) is None:
                     break
-                self._send(worker, self._retries.popleft())
+                share = self._retries.popleft()
+                if worker.used and share.window.num_rows <= 1 and share.last_try:
+                    # What it tokenized before may have harmed it. A row is a crash only in a worker of its own.
+                    self._remove(worker)
+                    worker = self._start()
+                self._give(worker, share)
             else:
-                room = len(self._sent) + waiting < _DEPTH * self._count
+                room = len(self._pending) + len(self._done) < _DEPTH * self._count
                 if not room or (worker := self._idlest(below=_DEPTH)) is None or (item := next(source, None)) is None:
                     break
-                number, self._sent[number] = item
-                self._send(worker, number)
-        return bool(self._sent)
+                number, window = item
+                pending = self._pending[number] = Pending(number, window)
+                self._give(worker, Share(pending, window))
+        return bool(self._pending)
 
-    def _idlest(self, *, below: int) -> _Worker | None:
-        """The worker with the fewest windows, if they are fewer than `below`; one that died is replaced here."""
+    def _idlest(self, *, below: int) -> WorkerProcess | None:
+        """The worker with the fewest shares, if they are fewer than `below`; one that died is replaced here."""
         while len(self._workers) < self._count:
             self._start()
-        free = [worker for worker in self._workers if self._suspects.isdisjoint(worker.windows)]
-        worker = min(free, key=lambda worker: len(worker.windows), default=None)
-        return worker if worker is not None and len(worker.windows) < below else None
+        free = [worker for worker in self._workers if not any(share.strikes for share in worker.shares)]
+        worker = min(free, key=lambda worker: len(worker.shares), default=None)
+        return worker if worker is not None and len(worker.shares) < below else None
 
-    def _send(self, worker: _Worker, number: int) -> None:
-        worker.windows.append(number)
-        window = self._sent[number]
-        # Without the row groups, of which a shard may have any number: what fits into the socket never waits.
-        task = replace(window.task, shard=replace(window.task.shard, row_groups=()))
+    def _give(self, worker: WorkerProcess, share: Share) -> None:
         try:
-            worker.pipe.send(replace(window, task=task))
+            worker.give(share)
         except OSError:
             self._bury(worker)
 
-    def _collect(self, *, wait: bool) -> dict[int, Passages]:
-        """What the workers have ready; with `wait`, an answer or a death is waited for, but no longer than a slice."""
-        ready: dict[int, Passages] = {}
-        busy = [worker for worker in self._workers if worker.windows]
+    def _collect(self, *, wait: bool) -> None:
+        """Take what the workers have ready; with `wait`, an answer or an end is waited for, but for one slice only."""
+        busy = [worker for worker in self._workers if worker.shares]
         readable = connection.wait([worker.pipe for worker in busy], timeout=_SLICE if wait else 0)
         for worker in busy:
-            if worker.pipe not in readable:
+            if worker.listen() or worker.pipe in readable:
+                worker.silent = 0
+            elif wait and not readable:
                 # Slices are counted, not the clock: whoever stops this process must not make its workers look silent.
-                worker.silent += _SLICE if wait and not readable else 0
-                if worker.silent >= SILENCE:
-                    self._bury(worker, silence=SILENCE)
-                continue
-            worker.silent = 0
-            try:
-                answer = worker.pipe.recv()
-            except BlockingIOError:
-                self._bury(worker, silence=_STALL)
-                continue
-            except (EOFError, OSError):
-                self._bury(worker)
-                continue
+                worker.silent += _SLICE
+            limit = SILENCE if worker.state == TOKENIZING else STORAGE_SILENCE
+            if worker.pipe in readable:
+                self._receive(worker)
+            elif worker.silent >= limit:
+                self._bury(worker, f"made no progress for {limit:g} s", stuck=worker.state != TOKENIZING)
+
+    def _receive(self, worker: WorkerProcess) -> None:
+        try:
+            answer = worker.pipe.recv()
+        except BlockingIOError:
+            self._bury(worker, "stopped in the middle of an answer")
+        except (EOFError, OSError):
+            self._bury(worker)
+        else:
             if isinstance(answer, VectorizeError):
                 raise answer
-            number = worker.windows.popleft()
-            ready[number] = replace(answer, window=self._sent.pop(number))
-        return ready
+            if isinstance(answer, Fault):
+                self._bury(worker, f"raised {answer.what}")
+                return
+            worker.used, self._false_starts = True, 0
+            share = worker.shares.popleft()
+            self._finish(share.of, share.of.add(answer))
 
-    def _bury(self, worker: _Worker, *, silence: float = 0) -> None:
-        """Requeue the windows of a worker that died; the second death over a window is an error.
+    def _finish(self, pending: Pending, passages: Passages | None) -> None:
+        if passages is not None:
+            del self._pending[pending.number]
+            self._done[pending.number] = passages
 
-        After `silence`, in seconds, it is alive, and killed here.
+    def _bury(self, worker: WorkerProcess, cause: str = "", *, stuck: bool = False) -> None:
+        """Replace a worker that ended, or is of no use for the `cause` that is given, and requeue what it held.
+
+        `stuck`: the cause is that a file it waits for does not come.
         """
-        if not silence:
-            with suppress(subprocess.TimeoutExpired):
-                worker.process.wait(timeout=5)
-        code = self._remove(worker)
-        for number in worker.windows:
-            if number in self._suspects:
-                raise WorkerError(_describe(self._sent[number], code, silence))
-            self._suspects.add(number)
-        self._retries.extend(worker.windows)
+        worker.listen()
+        if not cause:
+            worker.wait(5)
+        ended = self._remove(worker)
+        cause = cause or ended
+        log.info("a worker process %s; it is replaced", cause)
+        if not worker.state:
+            self._false_starts += 1
+            if self._false_starts >= _FALSE_STARTS * self._count:
+                raise WorkerError(
+                    f"{self._false_starts} worker processes ended before they were ready, the last one {cause}; "
+                    "see whether memory is short (use fewer workers) or the installation is damaged"
+                )
+            self._retries.extendleft(reversed(worker.shares))
+            return
+        for share in reversed(worker.shares):
+            self._retries.extendleft(reversed(self._strike(share, cause, stuck=stuck)))
 
-    def _remove(self, worker: _Worker) -> int:
+    def _strike(self, share: Share, cause: str, *, stuck: bool) -> list[Share]:
+        """What to try next, if anything, after a worker ended over the share."""
+        if not share.last_try:
+            share.strikes += 1
+            return [share]
+        if stuck:
+            raise TemporaryError(
+                f"{place(share.window)}: reading {cause}, twice; see whether the storage answers, and run the same "
+                "command again"
+            )
+        if share.window.num_rows > 1:
+            if share.window is share.of.window:
+                log.warning(
+                    "%s: two worker processes ended over these, the last one %s; looking for the text that does it",
+                    place(share.window),
+                    cause,
+                )
+            return share.pieces()
+        self._finish(share.of, share.crash(cause))
+        return []
+
+    def _start(self) -> WorkerProcess:
+        self._workers.append(WorkerProcess(*self._setup))
+        return self._workers[-1]
+
+    def _remove(self, worker: WorkerProcess) -> str:
         self._workers.remove(worker)
         return worker.stop()
-
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.setblocking(True)  # whatever the caller's socket.setdefaulttimeout says
-        # A read that gets nowhere raises BlockingIOError: a worker may be stopped in the middle of an answer.
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL, 0))
-        pipe: connection.Connection[Any, Any] = connection.Connection(ours.detach())
-        with theirs:
-            descriptor = theirs.fileno()
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, str(_PACKAGE_ROOT), str(descriptor), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, **_ENVIRONMENT},
-                pass_fds=[descriptor],
-                process_group=0,  # Ctrl-C reaches the caller alone
-            )
-        self._workers.append(_Worker(process, pipe))
-        with suppress(OSError):  # died already; that shows when it is given a window
-            pipe.send(self._setup)
-
-
-def _describe(window: Window, code: int, silence: float) -> str:
-    rows = f"{window.task.shard.uri!r}, rows {window.first_row} to {window.first_row + window.num_rows - 1}"
-    if silence:
-        how = f"the last one gave no answer for {silence:g} s"
-        return f"{rows}: two worker processes stuck at these rows, {how}; see whether the storage hangs"
-    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-    advice = "; memory ran out, probably: use fewer workers" if code == -signal.SIGKILL else ""
-    return f"{rows}: two worker processes died over these rows ({how}){advice}"
