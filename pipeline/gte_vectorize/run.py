@@ -32,11 +32,14 @@ from gte_vectorize.reader.rows import RowCursor
 from gte_vectorize.report import Report
 from gte_vectorize.store.store import Store
 from gte_vectorize.tokens.batcher import token_batches
+from gte_vectorize.tokens.pieces import gathered
 from gte_vectorize.tokens.workers import TokenWorkers
 from gte_vectorize.writer.part import PartWriter
 
 BATCHES_AHEAD = 8
 WINDOWS_AHEAD = 2
+PIECE_ROWS = 4096
+"""Of what a worker tokenizes at a time. Several make a window, so that the first one is there soon."""
 
 log = logging.getLogger(__name__)
 
@@ -114,8 +117,9 @@ def _encode(
     tasks: Iterable[Task], workers: TokenWorkers, encoder: Encoder, canary: Canary, leaving: Event
 ) -> Iterator[EncodedWindow]:
     """Every window of the tasks, in order, with its vectors; ends at the next batch once the run is `leaving`."""
-    windows = (window for task in tasks for window in task.windows(encoder.window_rows))
-    passages = after_every_task(workers.stream(windows, leaving), canary)
+    pieces = (piece for task in tasks for piece in task.windows(min(PIECE_ROWS, encoder.window_rows)))
+    windows = gathered(workers.stream(pieces, leaving), encoder.window_rows)
+    passages = after_every_task(windows, canary)
     batches = token_batches(passages, layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
     # Closed by name: the traceback of an error in the encoder would keep the thread alive, and it the workers.
     with closing(prefetch(batches, BATCHES_AHEAD)) as ahead:

@@ -56,8 +56,7 @@ def after_every_task(windows: Iterable[Passages], canary: Canary) -> Iterator[Pa
     """The windows, and the canary's behind the last one of each task."""
     for passages in windows:
         yield passages
-        window, task = passages.window, passages.window.task
-        if window.first_row + window.num_rows == task.first_row + task.num_rows:
+        if passages.window.ends_task:
             yield canary.passages
 
 
