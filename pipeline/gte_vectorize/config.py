@@ -18,6 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from gte_vectorize import failpoint
 from gte_vectorize.errors import ConfigError
 from gte_vectorize.model.folder import DEFAULT_MODEL
 from gte_vectorize.option import Limit, Option, flag, limit, names, number, one_of, paths, text, text_or_empty
@@ -84,10 +85,10 @@ class Config:
             raise ConfigError("--prompt and --prompt-name exclude each other")
 
     @property
-    def output_path(self) -> Path:
-        """Where the vectors go. Raises ConfigError when it has to be said and is not."""
+    def output_path(self) -> str | Path:
+        """Where the vectors go: a URI as it is. Raises ConfigError when it has to be said and is not."""
         if self.output is not None:
-            return Path(self.output)
+            return self.output if "://" in self.output else Path(self.output)
         source = Path(self.inputs[0])
         if len(self.inputs) > 1 or "://" in self.inputs[0] or not source.is_file():
             raise ConfigError("-o/--output is required unless the input is one local file")
@@ -146,6 +147,7 @@ def _read_file(file: Path) -> dict[str, Any]:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     known = {ENVIRONMENT + name.upper(): name for name in OPTIONS}
     said = {name: value for name, value in environment.items() if name.startswith(ENVIRONMENT)}
+    failpoint.parse(said.pop(failpoint.VARIABLE, ""))  # no option; refused as early as one, if it cannot be read
     for name in said:
         if name not in known:
             raise ConfigError(f"unknown environment variable {name}{_nearest(name, known)}")

@@ -50,7 +50,7 @@ def prepare(config: Config, *, device: str, dtype: str, machine: str) -> Job:
     """
     layout = find_layout(config.output_path, ())
     with storage_errors(layout.output):
-        if not layout.plan.exists():
+        if not layout.files.exists(layout.plan):
             refuse_foreign(layout, overwrite=config.overwrite)
     corpus = find_corpus(
         config.inputs,
@@ -103,7 +103,7 @@ def _revision(config: Config, layout: Layout) -> str | None:
     """
     if config.revision is None and not config.overwrite:
         with suppress(OSError, ValueError, KeyError):
-            earlier = Plan.from_json(layout.plan.read_bytes()).fingerprint_fields
+            earlier = Plan.from_json(layout.files.read(layout.plan)).fingerprint_fields
             if earlier["model"] == ALIASES.get(config.model, config.model):
                 return str(earlier["revision"]) if earlier["revision"] else None
     return config.revision

@@ -28,7 +28,7 @@ class Report:
     seconds: float
 
     @classmethod
-    def of(cls, totals: Totals, *, output: Path, computed: int, seconds: float) -> Self:
+    def of(cls, totals: Totals, *, output: str | Path, computed: int, seconds: float) -> Self:
         return cls(
             output=str(output),
             rows=totals.rows,

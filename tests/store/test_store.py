@@ -455,8 +455,8 @@ def test_an_output_over_the_input_is_refused(tmp_path):
     run(corpus / "a.embeddings.parquet", shards=(shard,))
 
 
-@pytest.mark.parametrize("output", ["s3://bucket/out.parquet", Path("gs://bucket/out"), "hdfs://host/out"])
-def test_an_object_store_is_refused_with_advice(output):
+@pytest.mark.parametrize("output", ["hf://datasets/a/b", Path("gs://bucket/out"), "hdfs://host/out"])
+def test_another_store_than_s3_is_refused_with_advice(output):
     with pytest.raises(OutputError, match="write locally, then copy"):
         run(output)
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from gte_vectorize.batch import Task
+from gte_vectorize.failpoint import failpoint
 from gte_vectorize.store.layout import Layout
 from gte_vectorize.store.plan import Plan
-from gte_vectorize.store.publish import Content, publish_bytes, sha256
-from gte_vectorize.store.record import file_size
+from gte_vectorize.store.publish import Content, publish_bytes
 from gte_vectorize.writer.schema import canonical_json
 
 
@@ -47,28 +47,51 @@ class Totals:
         )
 
 
-def publish_manifest(layout: Layout, plan: Plan, contents: dict[int, Content]) -> None:
+def manifest_of(layout: Layout, plan: Plan, contents: Mapping[int, Content]) -> dict[str, Any]:
+    """What a finished output's manifest says; `contents` by task index, that of a single file under 0."""
+    if layout.single:
+        parts: list[dict[str, Any]] = [{"name": layout.output.name, "content": asdict(contents[0])}]
+    else:
+        parts = [
+            {"name": layout.part(task.index).name, "input": _rows(task), "content": asdict(contents[task.index])}
+            for task in plan.tasks
+        ]
+    return {
+        "format": 1,
+        "plan": plan.sha256,
+        "fingerprint": plan.fingerprint,
+        "fingerprint_fields": dict(plan.fingerprint_fields),
+        "parts": parts,
+        "totals": asdict(Totals.of(contents.values())),
+    }
+
+
+def seal(manifest: bytes) -> bytes:
+    """What _SUCCESS holds."""
+    return (hashlib.sha256(manifest).hexdigest() + "\n").encode()
+
+
+def publish_manifest(layout: Layout, plan: Plan, contents: Mapping[int, Content]) -> None:
     """Publish a directory's manifest and then _SUCCESS; `contents` by task index, all tasks."""
-    parts = [
-        {"name": layout.part(task.index).name, "input": _rows(task), "content": asdict(contents[task.index])}
-        for task in plan.tasks
-    ]
-    data = _manifest(plan, parts, contents.values())
-    publish_bytes(data, layout.manifest, layout.tmp)
-    publish_bytes(_seal(data), layout.success, layout.tmp)
+    data = canonical_json(manifest_of(layout, plan, contents)).encode()
+    failpoint("manifest.write")
+    publish_bytes(data, layout.manifest, layout.tmp, layout.files.publish)
+    failpoint("success.write")
+    publish_bytes(seal(data), layout.success, layout.tmp, layout.files.publish)
 
 
 def publish_file_manifest(layout: Layout, plan: Plan, content: Content) -> None:
     """Publish a single file's manifest; the file comes after it."""
-    data = _manifest(plan, [{"name": layout.output.name, "content": asdict(content)}], [content])
-    publish_bytes(data, layout.manifest, layout.tmp)
+    data = canonical_json(manifest_of(layout, plan, {0: content})).encode()
+    failpoint("manifest.write")
+    publish_bytes(data, layout.manifest, layout.tmp, layout.files.publish)
 
 
 def unpublish_manifest(layout: Layout) -> None:
     """Nothing may call the output complete while it is not."""
     if not layout.single:
-        layout.success.unlink(missing_ok=True)
-    layout.manifest.unlink(missing_ok=True)
+        layout.files.remove(layout.success)
+    layout.files.remove(layout.manifest)
 
 
 def finished(layout: Layout, plan: Plan, *, hashed: bool = False) -> Totals | None:
@@ -76,37 +99,23 @@ def finished(layout: Layout, plan: Plan, *, hashed: bool = False) -> Totals | No
 
     The size alone does not tell a single file from the one it was about to replace when its run died.
     """
+    files, folder = layout.files, layout.success.parent
     try:
-        data = layout.manifest.read_bytes()
+        data = files.read(layout.manifest)
         manifest = json.loads(data)
         contents = {part["name"]: Content(**part["content"]) for part in manifest["parts"]}
-        sealed = layout.single or layout.success.read_bytes() == _seal(data)
+        sealed = layout.single or files.read(layout.success) == seal(data)
         if not sealed or manifest["plan"] != plan.sha256:
             return None
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
-    folder = layout.success.parent
-    for name, content in contents.items():
-        if file_size(folder / name) != content.bytes or (hashed and sha256(folder / name) != content.sha256):
-            return None
-    return Totals.of(contents.values())
+
+    def as_stated(name: str) -> bool:
+        file, content = folder / name, contents[name]
+        return files.size(file) == content.bytes and (not hashed or files.sha256(file) == content.sha256)
+
+    return Totals.of(contents.values()) if all(files.map(as_stated, contents)) else None
 
 
 def _rows(task: Task) -> dict[str, Any]:
     return {"uri": task.shard.uri, "first_row": task.first_row, "num_rows": task.num_rows}
-
-
-def _manifest(plan: Plan, parts: list[dict[str, Any]], contents: Iterable[Content]) -> bytes:
-    manifest = {
-        "format": 1,
-        "plan": plan.sha256,
-        "fingerprint": plan.fingerprint,
-        "fingerprint_fields": dict(plan.fingerprint_fields),
-        "parts": parts,
-        "totals": asdict(Totals.of(contents)),
-    }
-    return canonical_json(manifest).encode()
-
-
-def _seal(manifest: bytes) -> bytes:
-    return (hashlib.sha256(manifest).hexdigest() + "\n").encode()

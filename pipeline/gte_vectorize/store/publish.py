@@ -11,7 +11,7 @@ import os
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
+from gte_vectorize.failpoint import failpoint
 from gte_vectorize.writer.part import create_file, storage_errors
 
 
@@ -41,6 +42,7 @@ def make_folder(path: Path) -> None:
     """A folder that only its owner can read, with those above it where they are missing, and their names synced."""
     if not path.is_dir():
         make_folder(path.parent)
+        failpoint("folder.make")
         path.mkdir(mode=0o700, exist_ok=True)
         _sync(path.parent)
 
@@ -64,7 +66,9 @@ def publish(temp: Path, final: Path, *, replace: bool = False) -> None:
     OutputError. TemporaryError: the storage failed.
     """
     with storage_errors(final):
+        failpoint("publish.sync")
         _sync(temp)
+        failpoint("publish.link")
         if replace:
             temp.replace(final)
         else:
@@ -72,18 +76,23 @@ def publish(temp: Path, final: Path, *, replace: bool = False) -> None:
                 os.link(temp, final, follow_symlinks=False)
             except FileExistsError:
                 if final.is_symlink() or sha256(final) != sha256(temp):
-                    raise OutputError(
-                        f"{str(final)!r} exists and holds something else than this run makes; "
-                        "move it away, or choose another output"
-                    ) from None
+                    raise in_the_way(final) from None
+        failpoint("publish.syncdir")
         _sync(final.parent)
 
 
-def publish_bytes(data: bytes, final: Path, tmp: Path) -> None:
+def in_the_way(final: Path) -> OutputError:
+    return OutputError(
+        f"{str(final)!r} exists and holds something else than this run makes; move it away, or choose another output"
+    )
+
+
+def publish_bytes(data: bytes, final: Path, tmp: Path, publish: Callable[[Path, Path], None] = publish) -> None:
     """Publish a small file: the plan, a record, the manifest."""
     with scratch(tmp) as folder:
         temp = folder / final.name
         with storage_errors(final), create_file(temp) as file:
+            failpoint("publish.write")
             file.write(data)
         publish(temp, final)
 
@@ -96,6 +105,7 @@ def read_back(path: Path, schema: pa.Schema, num_rows: int) -> Content:
     status: Counter[str] = Counter()
     rows = tokens = truncated = 0
     try:
+        failpoint("part.readback")
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if not file.schema_arrow.equals(schema, check_metadata=True):
                 raise _wrong(path, "its columns or metadata are not those of this run")

@@ -5,6 +5,9 @@ SHA-256); its state is OUT/_gte_vectorize/. A single file NAME.parquet has its s
 parts included, until they are assembled under the final name. In the state: plan.json, records/ (one for each published
 part), tmp/ (what a dead run leaves there is removed by the next), lock, and spool/: the inputs that are not Parquet,
 converted, which stay, so that running a finished job again is quick. Every file is published as publish.py says.
+
+In a bucket the names are the same, but that lock, tmp/ and spool/ lie in this machine's cache folder, and lease.json
+keeps the machines apart; files are published as s3.py says.
 """
 
 from __future__ import annotations
@@ -21,13 +24,16 @@ from filelock import FileLock, Timeout
 
 from gte_vectorize.batch import Task
 from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
+from gte_vectorize.failpoint import failpoint
 from gte_vectorize.reader.convert import remove_leftovers
 from gte_vectorize.store.assemble import assemble
+from gte_vectorize.store.files import Claim
 from gte_vectorize.store.layout import Layout, find_layout, refuse_foreign
 from gte_vectorize.store.manifest import Totals, finished, publish_file_manifest, publish_manifest, unpublish_manifest
 from gte_vectorize.store.plan import Plan, differences
-from gte_vectorize.store.publish import Content, make_folder, publish, publish_bytes, read_back, scratch
-from gte_vectorize.store.record import file_size, publish_record, published
+from gte_vectorize.store.publish import Content, make_folder, publish_bytes, read_back, scratch
+from gte_vectorize.store.record import publish_record, published
+from gte_vectorize.store.space import require_space
 from gte_vectorize.writer.part import storage_errors
 
 log = logging.getLogger(__name__)
@@ -52,7 +58,10 @@ class Store:
         self._plan = plan
         self._schema = schema
         self._overwrite = overwrite
-        self._lock = FileLock(layout.state / "lock", timeout=0, mode=0o600, thread_local=False)
+        self._files = layout.files
+        self._lock = FileLock(layout.local / "lock", timeout=0, mode=0o600, thread_local=False)
+        self._claim: Claim | None = None
+        self._settled = False
         self._contents: dict[int, Content] = {}
         self._totals: Totals | None = None
 
@@ -69,7 +78,7 @@ class Store:
         store = cls(find_layout(output, plan.shards), plan, schema, overwrite)
         with storage_errors(store._at.output):
             store._totals = finished(store._at, plan)
-            if not store.done or store._at.tmp.exists():
+            if not store.done or store._at.tmp.exists() or store._files.unsettled():
                 store._take()
         return store
 
@@ -77,7 +86,7 @@ class Store:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self._release()
 
     @property
     def done(self) -> bool:
@@ -98,6 +107,8 @@ class Store:
 
         TemporaryError: the storage failed, or the file reads back differently. VectorizeError: the file is wrong.
         """
+        if self._claim is not None:
+            self._claim.check()
         final = self._at.part(task.index)
         with scratch(self._at.tmp) as folder:
             temp = folder / final.name
@@ -105,7 +116,7 @@ class Store:
             with storage_errors(final):
                 content = read_back(temp, self._schema, task.num_rows)
                 self._make_way(final, task, content)
-            publish(temp, final)
+            self._files.publish(temp, final)
         publish_record(self._at, self._plan, task, content)
         self._contents[task.index] = content
 
@@ -130,29 +141,37 @@ class Store:
         at, tasks = self._at, self._plan.tasks
         with scratch(at.tmp) as folder:
             temp = folder / at.output.name
-            assemble((at.part(task.index) for task in tasks), temp, self._schema)
+            assemble(self._files, (at.part(task.index) for task in tasks), temp, self._schema)
             with storage_errors(at.output):
                 content = read_back(temp, self._schema, sum(task.num_rows for task in tasks))
             publish_file_manifest(at, self._plan, content)
-            publish(temp, at.output, replace=self._overwrite)
+            failpoint("single.link")
+            self._files.publish(temp, at.output, replace=self._overwrite)
         return content
 
     def _take(self) -> None:
         at = self._at
-        if not at.plan.exists():
+        if not self._files.exists(at.plan):
             refuse_foreign(at, overwrite=self._overwrite)
-        make_folder(at.state)
+        make_folder(at.local)
         try:
+            failpoint("lock")
             self._lock.acquire()
         except Timeout:
             raise TemporaryError(
                 f"another run is writing {str(at.output)!r}; when it has ended, run the same command again"
             ) from None
         try:
+            self._claim = self._files.claim(at.local)
             self._prepare()
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            self._claim.release(settled=self._settled)
+        self._lock.release()
 
     def _prepare(self) -> None:
         at = self._at
@@ -167,19 +186,21 @@ class Store:
         unpublish_manifest(at)
         # Not before: with tmp/ gone, sizes alone are believed.
         shutil.rmtree(at.tmp, ignore_errors=True)
-        make_folder(at.records)
-        make_folder(at.parts)
+        self._files.make_folder(at.records)
+        self._files.make_folder(at.parts)
         self._contents = dict(published(at, self._plan))
-        self._check_space()
+        dim = self._schema.field("embedding").type.list_size
+        require_space(at, self._plan, self.pending(), dim=dim)
 
     def _settle_plan(self) -> None:
-        path, new = self._at.plan, self._plan.to_json()
-        if path.exists() and (old := path.read_bytes()) != new:
+        path, new, files = self._at.plan, self._plan.to_json(), self._files
+        if files.exists(path) and (old := files.read(path)) != new:
             if not self._overwrite:
                 raise OutputError(self._conflict(old))
             self._reset(old)
-        if not path.exists():
-            publish_bytes(new, path, self._at.tmp)
+        if not files.exists(path):
+            failpoint("plan.write")
+            publish_bytes(new, path, self._at.tmp, files.publish)
 
     def _conflict(self, old: bytes) -> str:
         try:
@@ -198,12 +219,13 @@ class Store:
             indices = set(range(len(Plan.from_json(old).tasks)))
         except ValueError:
             indices = set()
-        indices |= {int(path.stem) for path in at.records.glob("*.json") if path.stem.isdecimal()}
+        stems = {name.removesuffix(".json") for name in self._files.names(at.records)}
+        indices |= {int(stem) for stem in stems if stem.isdecimal()}
         unpublish_manifest(at)
         for index in sorted(indices):
-            at.part(index).unlink(missing_ok=True)
-            at.record(index).unlink(missing_ok=True)
-        at.plan.unlink()
+            self._files.remove(at.part(index))
+            self._files.remove(at.record(index))
+        self._files.remove(at.plan)
 
     def _make_way(self, final: Path, task: Task, content: Content) -> None:
         """Remove a part without a record that is damaged, or that is this plan's but not what this run made.
@@ -211,35 +233,25 @@ class Store:
         A crash between the two leaves a whole part, which is adopted if its bytes are the same. Publishing refuses
         anything else.
         """
-        if file_size(final) is None:
+        size = self._files.size(final)
+        if size is None or (size == content.bytes and self._files.sha256(final) == content.sha256):
             return
         try:
-            if read_back(final, self._schema, task.num_rows).sha256 == content.sha256:
-                return
+            with self._files.copy(final, self._at.tmp) as path:
+                read_back(path, self._schema, task.num_rows)
             found = "has no record and other vectors than this run makes"
         except TemporaryError:
             found = "is damaged"
         except VectorizeError:
             return
         log.warning("%s %s: it is replaced", final, found)
-        final.unlink()
-
-    def _check_space(self) -> None:
-        """TemporaryError where the disk cannot hold the vectors that are still to be written."""
-        row_bytes = 4 * self._schema.field("embedding").type.list_size
-        rows = sum(task.num_rows for task in self.pending())
-        if self._at.single:
-            rows += sum(task.num_rows for task in self._plan.tasks)
-        need, free = rows * row_bytes, shutil.disk_usage(self._at.state).free
-        if need > free:
-            raise TemporaryError(
-                f"the vectors need at least {need / 2**30:.1f} GiB at {str(self._at.output)!r}, where "
-                f"{free / 2**30:.1f} GiB are free; make room, then run the same command again"
-            )
+        self._files.remove(final)
 
     def _sweep(self) -> None:
         """Remove what a finished output no longer needs; tmp/ goes last, as the sign that this has been done."""
+        failpoint("sweep")
         if self._at.single:
-            shutil.rmtree(self._at.parts, ignore_errors=True)
-            shutil.rmtree(self._at.records, ignore_errors=True)
+            self._files.clear(self._at.parts)
+            self._files.clear(self._at.records)
         shutil.rmtree(self._at.tmp, ignore_errors=True)
+        self._settled = True

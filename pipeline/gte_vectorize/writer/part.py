@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from gte_vectorize.batch import EncodedWindow, Status, Task
 from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
+from gte_vectorize.failpoint import failpoint
 from gte_vectorize.writer.schema import ADDED_COLUMNS
 
 GROUP_BYTES = 64 << 20
@@ -109,6 +110,7 @@ class PartWriter:
 
     def __enter__(self) -> Self:
         with storage_errors(self._path):
+            failpoint("part.create")
             self._file = create_file(self._path)
         self._writer = parquet_writer(self._file, self._schema)
         return self
@@ -175,6 +177,7 @@ class PartWriter:
         table = pa.Table.from_batches(self._group, self._schema).combine_chunks()
         self._group, self._group_rows, self._group_bytes = [], 0, 0
         with storage_errors(self._path):
+            failpoint("part.write")
             self._writer.write_table(table, row_group_size=table.num_rows)
 
     def _close(self) -> None:
@@ -183,6 +186,7 @@ class PartWriter:
         if self._group:
             self._flush()
         with storage_errors(self._path):
+            failpoint("part.close")
             self._writer.close()
             self._file.close()
 
@@ -214,7 +218,7 @@ def _added(window: EncodedWindow, schema: pa.Schema) -> list[pa.Array]:
         pa.array(passages.lengths, pa.int32()),
         pa.array(passages.truncated),
         names.take(pa.array(window.status)),
-        pa.array(digests, mask=window.status == Status.NULL).cast(pa.string()),
+        pa.array(digests, mask=np.isin(window.status, (Status.NULL, Status.CRASH))).cast(pa.string()),
     ]
 
 

@@ -28,7 +28,7 @@ def output_schema(columns: pa.Schema, *, dim: int, embeddings: Mapping[str, Any]
     n_tokens   int32                                    0 for a row that was not tokenized
     truncated  bool                                     whether the model's length limit cut the text
     status     string                                   a batch.Status, by name in lower case
-    text_hash  string                                   32 hex digits of BLAKE2b-128, null for a null text
+    text_hash  string                                   32 hex digits of BLAKE2b-128, null for a null and a crash
 
     `embeddings` becomes the file's only metadata key. Metadata of the input (pandas, huggingface) describes other
     columns than these, so none is taken over. OutputError: a column has the name of an added one, or a type that
