@@ -100,7 +100,7 @@ def ended(process: subprocess.Popen[str]) -> Ended:
         (["corpus.parquet", "-h"], 0, "--max-bad-rows"),
         (["--version"], 0, "gte-vectorize, version"),
         ([], 2, "Usage"),
-        (["status", "out"], 2, "'status' is not a command of this version"),
+        (["plan", "out"], 2, "'plan' is not a command of this version"),
         (["run"], 2, "no input"),
         (["corpus.parquet", "--modle", "x"], 2, "Did you mean '--model'"),
         (["corpus.parquet", "--max-length", "-1"], 2, "--max-length: a whole number"),
@@ -109,6 +109,8 @@ def ended(process: subprocess.Popen[str]) -> Ended:
         (["corpus.parquet", "corpus.parquet"], 2, "--output is required"),
         (["search", "missing", "query"], 2, "does not exist"),
         (["search", "corpus.parquet"], 2, "Missing argument"),
+        (["status"], 2, "Missing argument"),
+        (["verify", "out", "--reembed", "0"], 2, "a share of the rows is expected"),
     ],
 )
 def test_help_and_usage_errors_answer_before_anything_heavy_is_loaded(folder, arguments, code, said):
@@ -218,6 +220,45 @@ def test_an_error_is_one_line_and_its_exit_code(folder, gte, monkeypatch, error,
 
     monkeypatch.setattr(gte_vectorize.run, "run", fail)
     assert gte("corpus.parquet") == (code, "", "ERROR: what to do\n")
+
+
+FAULTY = """
+import sys
+from pathlib import Path
+from gte_vectorize.cli import main
+from gte_vectorize.encoder.cpu import CpuEncoder
+
+encode, asked, faults = CpuEncoder.encode, [], Path("faults")
+
+def encode_wrongly(self, batch):
+    vectors = encode(self, batch)
+    if batch.passages.window.task.shard.uri == "canary":
+        asked.append(batch)
+        told = faults.read_text() if faults.exists() else ""
+        if len(asked) == 3 and len(told) < limit:
+            faults.write_text(told + "x")
+            vectors[2, 5] += 1e-7
+    return vectors
+
+CpuEncoder.encode = encode_wrongly
+limit = int(sys.argv.pop())
+main()
+"""
+
+
+@pytest.mark.parametrize(("faults", "code", "fresh"), [(1, 0, 1), (2, 0, 2), (99, 75, 2)])
+def test_a_device_that_computes_wrongly_is_left_for_a_fresh_process(folder, gte, model, faults, code, fresh):
+    pq.write_table(pa.table({"text": [f"w{i} w{i % 7}" for i in range(12)]}), "corpus.parquet")
+    options = ("--model", model, "--device", "cpu", "--task-rows", "2")
+    assert gte("corpus.parquet", "-o", "right", *options).code == 0
+    Path("faulty.py").write_text(FAULTY)
+    end = ended(start("corpus.parquet", "-o", "out", *options, faults, program=[sys.executable, "faulty.py"]))
+    assert (end.code, end.err.count("Going on in a fresh process")) == (code, fresh), end.err
+    assert "computes wrongly" in end.err
+    right = {path.name: path.read_bytes() for path in Path("right").glob("*.parquet")}
+    made = {path.name: path.read_bytes() for path in Path("out").glob("*.parquet")}
+    # Each process published the task that came before the fault, and nothing of what was computed with it.
+    assert made == (right if not code else {name: right[name] for name in sorted(right)[:3]})
 
 
 def test_a_bug_ends_in_1_and_keeps_its_traceback(folder, gte, monkeypatch):

@@ -9,8 +9,11 @@ import json
 import logging
 import os
 import resource
+import shlex
 import signal
 import sys
+import time
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,8 +22,9 @@ import click
 
 from gte_vectorize import __version__
 from gte_vectorize.config import OPTIONS, Config, resolve
-from gte_vectorize.errors import VectorizeError
-from gte_vectorize.option import Option
+from gte_vectorize.errors import DeviceError, VectorizeError
+from gte_vectorize.model.folder import DEFAULT_MODEL
+from gte_vectorize.option import Option, share
 from gte_vectorize.progress import Progress, ProgressDisplay, set_up_logging
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -33,8 +37,15 @@ QUIET_LIBRARIES = {
     "DATASETS_VERBOSITY": "error",
 }
 
+FAILURES = "_GTE_VECTORIZE_DEVICE_FAILURES"
+"""When the device failed, for the process that follows."""
+
+DEVICE_FAILURES = 3
+
 # Commands to come, which must not be taken for files meanwhile.
-NOT_BUILT = ("plan", "status", "verify", "repair", "report", "bench")
+NOT_BUILT = ("plan", "report")
+
+_NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 log = logging.getLogger("gte_vectorize")
 
@@ -69,10 +80,15 @@ def cli() -> None:
     \b
       gte-vectorize corpus.parquet                  embed; "run" is the default command
       gte-vectorize run --help                      its options
+      gte-vectorize status OUTPUT                   how far a job is
+      gte-vectorize verify OUTPUT                   whether every byte, row and vector is right
+      gte-vectorize repair OUTPUT                   make again what is damaged
       gte-vectorize search OUTPUT "a question"      the nearest documents
+      gte-vectorize bench                           throughput of this machine
 
     Exit codes: 0 done; 1 a bug; 2 refused before any work; 3 done, and some rows failed within the limit; 4 too many
-    rows failed; 75 run the same command again; 130 or 143 interrupted, the same command goes on.
+    rows failed; 5 verification found differences; 75 run the same command again; 130 or 143 interrupted, the same
+    command goes on.
     """
 
 
@@ -125,8 +141,12 @@ def run(
     _ = config.output_path  # refused now rather than after the heavy imports
     from gte_vectorize.run import run as run_job
 
-    with ProgressDisplay(quiet=quiet, log_format=log_format) as display:
-        report = run_job(config, partial(_go_on, display))
+    try:
+        with ProgressDisplay(quiet=quiet, log_format=log_format) as display:
+            report = run_job(config, partial(_go_on, display))
+    except DeviceError as error:
+        _start_afresh(error)
+        raise
     if as_json:
         click.echo(json.dumps(report.to_dict(), sort_keys=True))
     return report.exit_code
@@ -181,6 +201,143 @@ def search(
             click.echo(f"\n{query}")
         for hit in hits:
             click.echo(json.dumps(hit.to_dict(query), ensure_ascii=False, default=str) if as_json else hit.line())
+
+
+@cli.command(context_settings=CONTEXT)
+@click.argument("inputs", nargs=-1)
+@click.option("--model", metavar="ID|DIR", default=DEFAULT_MODEL, show_default=True, help="Model to measure with.")
+@click.option("--text-column", metavar="NAME", default="text", show_default=True, help="Column that holds the texts.")
+@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option(
+    "--seconds",
+    metavar="S",
+    type=click.FloatRange(0, min_open=True),
+    default=3.0,
+    show_default=True,
+    help="Per figure.",
+)
+@click.option("--no-peers", is_flag=True, help="Leave sentence-transformers and transformers out.")
+@click.option("--no-ladder", is_flag=True, help="Leave the steps out that lead to this encoder.")
+@click.option("--trace", metavar="FILE", type=_NEW_FILE, help="Write a Chrome trace of the encoder at work, as JSON.")
+@click.option("-o", "--output", metavar="FILE", type=_NEW_FILE, help="Write the page to a file too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON line alone.")
+def bench(
+    inputs: tuple[str, ...],
+    model: str,
+    text_column: str,
+    device: str,
+    seconds: float,
+    no_peers: bool,
+    no_ladder: bool,
+    trace: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Throughput of this machine with a model, step by step, stage by stage, and beside its peers.
+
+    The texts come from INPUTS, Parquet, or are made from the model's vocabulary. Prints one Markdown page, and one JSON
+    object as the last line.
+    """
+    for file in (trace, output):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise click.UsageError(f"{str(file)!r}: there is no such folder to write into")
+    from gte_vectorize.bench.bench import bench as measure
+    from gte_vectorize.bench.page import render, to_dict
+
+    result = measure(
+        inputs,
+        model=model,
+        text_column=text_column,
+        device=device,
+        seconds=seconds,
+        peers=not no_peers,
+        ladder=not no_ladder,
+        trace=trace,
+    )
+    command = shlex.join(["gte-vectorize", *sys.argv[1:]])
+    page = render(result, command)
+    if output is not None:
+        output.write_text(page, encoding="utf-8")
+    if not as_json:
+        click.echo(page)
+    click.echo(json.dumps(to_dict(result, command), ensure_ascii=False))
+
+
+@cli.command(context_settings=CONTEXT)
+@click.argument("output")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status(output: str, as_json: bool) -> int:
+    """How far the job that writes OUTPUT is, and whether running it again would help.
+
+    Ends with 0 if the output is finished, 75 if it is not yet, 5 if it is damaged.
+    """
+    from gte_vectorize.check.status import job_status
+
+    found = job_status(output)
+    click.echo(json.dumps(found.to_dict(), sort_keys=True) if as_json else "\n".join(found.lines()))
+    return found.exit_code
+
+
+def _read_share(_: click.Context, __: click.Parameter, value: str | None) -> Fraction | None:
+    try:
+        return None if value is None else share(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@cli.command(context_settings=CONTEXT)
+@click.argument("output")
+@click.option(
+    "--reembed", "rate", metavar="RATE", callback=_read_share, help="Embed so many rows again: 0.1% or 0.001."
+)
+@click.option("--model", metavar="ID|DIR", help="Where the output's model is. [default: the hub]")
+@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Only warnings and errors.")
+def verify(output: str, rate: Fraction | None, model: str | None, device: str, as_json: bool, quiet: bool) -> None:
+    """Whether OUTPUT is what its run published: bytes, checksums, columns, counts, norms.
+
+    With --reembed, a sample of rows is embedded again from the inputs, among other neighbours, and must come out the
+    same. Nothing is written. Ends with 5 where something differs, and 75 where the output is sound but not finished.
+    """
+    set_up_logging("text", quiet=quiet)
+    from gte_vectorize.check.verify import verify as check
+
+    found = check(output)
+    if rate is not None and not found.differences:
+        from gte_vectorize.check.reembed import reembed
+
+        reembed(found, rate, model=model, device=device)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), sort_keys=True))
+    found.conclude()
+
+
+@cli.command(context_settings=CONTEXT)
+@click.argument("output")
+@click.option("--model", metavar="DIR", help="Where the model is, if it was a directory.")
+@click.option("-q", "--quiet", is_flag=True, help="Only warnings and errors.")
+def repair(output: str, model: str | None, quiet: bool) -> None:
+    """Verify OUTPUT, remove what is damaged, and make it again: the bytes are those of an undisturbed run."""
+    set_up_logging("text", quiet=quiet)
+    from gte_vectorize.check.repair import repair as mend
+
+    with ProgressDisplay(quiet=quiet, log_format="text") as display:
+        found = mend(output, model=model, on_progress=partial(_go_on, display))
+    found.conclude()
+
+
+def _start_afresh(error: DeviceError) -> None:
+    """Become a new process of the same command, which goes on from what is published; a lost GPU serves no old one.
+
+    Returns after the third failure within an hour: then the GPU is not to be used again.
+    """
+    now = time.monotonic()  # of the machine, so it goes on across processes
+    failures = [float(at) for at in os.environ.get(FAILURES, "").split() if now - float(at) < 3600]
+    if len(failures) < DEVICE_FAILURES - 1 and not _asked:
+        log.warning("%s. Going on in a fresh process", error)
+        os.environ[FAILURES] = " ".join(map(str, [*failures, now]))
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _stop(number: int, frame: object) -> NoReturn:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 _MAX_NUMBER = (1 << 31) - 1
@@ -103,6 +104,17 @@ def limit(value: Any) -> Limit:
     if count is None or count < 0:
         raise ValueError("a number of rows (12) or a percentage (0.1%) is expected")
     return Limit(count=count)
+
+
+def share(value: str) -> Fraction:
+    """A part of the whole, more than nothing: a percentage, or a fraction of one."""
+    try:
+        part = Fraction(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+        if 0 < part <= 1:
+            return part
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise ValueError("a share of the rows is expected: a percentage (0.1%) or a fraction (0.001), more than 0")
 
 
 def _is_text(value: Any) -> bool:

@@ -72,6 +72,13 @@ def to_parquet(uri: str, spool: Path) -> Path:
     return target
 
 
+def converted_from(target: str) -> str | None:
+    """What a file of the spool was made of; None if it is gone or cannot be read."""
+    with suppress(OSError, pa.ArrowException, KeyError, TypeError, ValueError):
+        return str(json.loads(pq.read_schema(target).metadata[_SOURCE])["uri"])
+    return None
+
+
 def remove_leftovers(spool: Path) -> None:
     """Remove what conversions that were killed left in `spool`: texts. One that is running stays."""
     if left := [path for path in spool.glob(f"{_PREFIX}*") if path.is_dir()]:
