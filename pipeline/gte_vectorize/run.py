@@ -123,7 +123,8 @@ def _encode(
     batches = token_batches(passages, layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
     # Closed by name: the traceback of an error in the encoder would keep the thread alive, and it the workers.
     with closing(prefetch(batches, BATCHES_AHEAD)) as ahead:
-        yield from checked(encoder.stream(takewhile(lambda _: not leaving.is_set(), ahead)), canary)
+        encoded = encoder.stream(takewhile(lambda _: not leaving.is_set(), ahead))
+        yield from checked(encoded, encoder, canary)
 
 
 def _write(

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny import as_passages, random_passages
 
 from gte_vectorize.batch import EncodedWindow, Passages, Shard, Task, Window
 from gte_vectorize.encoder.canary import LENGTHS, after_every_task, ask, checked
+from gte_vectorize.encoder.cpu import CpuEncoder
 from gte_vectorize.encoder.encoder import open_encoder
+from gte_vectorize.encoder.forward import PackedForward
 from gte_vectorize.errors import DeviceError
 from gte_vectorize.model.spec import load_model
 
@@ -47,7 +50,8 @@ def test_the_canary_comes_behind_the_last_window_of_each_task(tiny_model: Callab
     assert np.allclose(np.linalg.norm(canary.vectors, axis=1), 1)
 
 
-def test_another_answer_is_a_device_error_before_the_next_window(tiny_model: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("what", ["answer", "weights"])
+def test_a_flipped_bit_is_a_device_error_before_the_next_window(tiny_model: Callable[..., Path], what: str) -> None:
     spec = load_model(str(tiny_model("bert")))
     with open_encoder(spec, device="cpu", dtype="fp32") as encoder:
         canary = ask(encoder, spec, device="cpu", dtype="fp32")
@@ -55,8 +59,14 @@ def test_another_answer_is_a_device_error_before_the_next_window(tiny_model: Cal
     window = EncodedWindow(nothing, np.ones((1, 64), np.float32), np.zeros(1, np.uint8))
     right = EncodedWindow(canary.passages, canary.vectors.copy(), np.zeros(len(LENGTHS), np.uint8))
     wrong = EncodedWindow(canary.passages, canary.vectors.copy(), np.zeros(len(LENGTHS), np.uint8))
-    wrong.vectors.view(np.uint32)[3, 17] ^= 1  # the last bit of one number
-    passed = checked([window, right, window, wrong, window], canary)
+    passed = checked([window, right, window, wrong, window], encoder, canary)
     assert [next(passed), next(passed)] == [window, window]
+    if what == "answer":
+        wrong.vectors.view(np.uint32)[3, 17] ^= 1  # the last bit of one number
+    else:
+        assert isinstance(encoder, CpuEncoder)
+        assert isinstance(encoder._forward, PackedForward)
+        words = encoder._forward.bert.words
+        words.view(torch.int32)[7, 11] ^= 1  # of a word that no canary holds
     with pytest.raises(DeviceError, match="computes wrongly"):
         next(passed)

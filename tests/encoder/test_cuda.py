@@ -275,7 +275,7 @@ def test_the_canary_knows_a_healthy_gpu_and_a_flipped_bit(minilm: ModelSpec, dty
         weight = encoder._forward.bert.layers[1].up.weight
         weight.view(torch.int16 if dtype != "fp32" else torch.int32)[7, 11] ^= 1 << (13 if dtype != "fp32" else 29)
         with pytest.raises(DeviceError):
-            list(checked(encoder.stream(canary_batches(encoder, canary)), canary))
+            list(checked(encoder.stream(canary_batches(encoder, canary)), encoder, canary))
 
 
 def canary_batches(encoder: Encoder, canary: Canary) -> Iterator[TokenBatch]:

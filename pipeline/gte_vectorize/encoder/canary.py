@@ -1,8 +1,9 @@
 """Known answers: a few passages whose vectors are known, asked when a run begins and after every task.
 
 At the start the answer is compared with the model's in fp32 on the CPU, which shares neither kernels nor arithmetic
-with the GPU's; later ones must equal the first bit for bit, whatever ran in between. A task's last window is handed on
-only when the answer that follows it was right, so a device that computes wrongly publishes nothing it computed.
+with the GPU's; later ones must equal the first bit for bit, whatever ran in between, and so must the weights. A task is
+published when the window behind its last one is asked for, which the canary's answer precedes: what a device computed
+that computes wrongly is not published.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ ALIKE = {"fp32": 0.99999, "fp16": 0.999, "bf16": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The passages and their vectors, float32[len(LENGTHS), dim], on the device that runs."""
+    """The passages, their vectors on the device that runs, float32[len(LENGTHS), dim], and the sum of its weights."""
 
     passages: Passages
     vectors: Float32
+    weights: int
 
 
 def ask(encoder: Encoder, spec: ModelSpec, *, device: str, dtype: str) -> Canary:
@@ -49,7 +51,7 @@ def ask(encoder: Encoder, spec: ModelSpec, *, device: str, dtype: str) -> Canary
                 f"the GPU does not compute what the model says: cosine {cosine.min():.6f} with the same texts in fp32 "
                 "on the CPU; try --dtype fp32, another driver or another GPU"
             )
-    return Canary(passages, answer.vectors)
+    return Canary(passages, answer.vectors, encoder.weights_sum())
 
 
 def after_every_task(windows: Iterable[Passages], canary: Canary) -> Iterator[Passages]:
@@ -60,12 +62,12 @@ def after_every_task(windows: Iterable[Passages], canary: Canary) -> Iterator[Pa
             yield canary.passages
 
 
-def checked(windows: Iterable[EncodedWindow], canary: Canary) -> Iterator[EncodedWindow]:
-    """The windows without the canary's. DeviceError: it was answered differently than at the start."""
+def checked(windows: Iterable[EncodedWindow], encoder: Encoder, canary: Canary) -> Iterator[EncodedWindow]:
+    """The windows without the canary's. DeviceError: it was answered differently, or the weights are not the same."""
     for window in windows:
         if window.passages is not canary.passages:
             yield window
-        elif not np.array_equal(window.vectors, canary.vectors):
+        elif not np.array_equal(window.vectors, canary.vectors) or encoder.weights_sum() != canary.weights:
             raise DeviceError(
                 "the device gave another answer to a question it was asked before: it computes wrongly. What it "
                 "computed since is thrown away; run the same command again, on another device if this comes back"

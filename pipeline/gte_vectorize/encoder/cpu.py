@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gte_vectorize.batch import EncodedWindow, Float32, Layout, TokenBatch
-from gte_vectorize.encoder.forward import Forward, encode
+from gte_vectorize.encoder.forward import Forward, encode, weights_sum
 from gte_vectorize.encoder.scatter import encoded_windows
 
 BATCH_TOKENS = 1024
@@ -47,6 +47,10 @@ class CpuEncoder:
     def stream(self, batches: Iterable[TokenBatch]) -> Iterator[EncodedWindow]:
         """Every window with its vectors in row order, once its last batch is through."""
         return encoded_windows(self._encoded(batches), self.dim)
+
+    def weights_sum(self) -> int:
+        with torch.inference_mode():
+            return weights_sum(self._forward)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

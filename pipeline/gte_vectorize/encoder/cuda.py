@@ -19,7 +19,7 @@ import torch
 
 from gte_vectorize.batch import EncodedWindow, Float32, Int32, Layout, Passages, Status, TokenBatch
 from gte_vectorize.encoder.bucket import SMALLEST_PACKED, Bucket, choose, max_rows, packed_buckets, padded_buckets
-from gte_vectorize.encoder.forward import Forward
+from gte_vectorize.encoder.forward import Forward, weights_sum
 from gte_vectorize.encoder.rescue import rescued
 from gte_vectorize.errors import ConfigError, DeviceError, TemporaryError
 from gte_vectorize.tokens.batcher import halves
@@ -136,6 +136,11 @@ class CudaEncoder:
         with torch.cuda.stream(self._compute):
             result: Float32 = vectors.cpu().numpy()
         return result
+
+    def weights_sum(self) -> int:
+        """Behind the batches that are on their way."""
+        with torch.cuda.stream(self._compute), torch.inference_mode():
+            return weights_sum(self._forward)
 
     def close(self) -> None:
         """Let go of the graphs; a GPU that hangs is not waited for."""

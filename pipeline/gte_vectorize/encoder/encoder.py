@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Encoder(Protocol):
-    """What the flow sees of an encoder; all but the last two say how to cut its token batches."""
+    """What the flow sees of an encoder; `layout` to `max_rows` say how to cut its token batches."""
 
     layout: Layout
     window_rows: int
@@ -43,6 +43,8 @@ class Encoder(Protocol):
     def max_rows(self, longest: int) -> int: ...
 
     def stream(self, batches: Iterable[TokenBatch]) -> Iterator[EncodedWindow]: ...
+
+    def weights_sum(self) -> int: ...
 
     def close(self) -> None: ...
 

@@ -8,7 +8,9 @@ depends on the batch's values on the host, so a GPU can capture it.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +40,28 @@ def encode(forward: Forward, batch: TokenBatch, device: torch.device) -> Float32
         inputs = torch.from_numpy(forward.lay_out(batch.ids, batch.lengths, bucket)).to(device)
         vectors: Float32 = forward(inputs, bucket)[: len(batch.rows)].cpu().numpy()
     return vectors
+
+
+def weights_sum(forward: Forward) -> int:
+    """The sum of all weights' bits, taken as integers: one flipped bit changes it."""
+    sums = [
+        tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]).sum(
+            dtype=torch.int64
+        )
+        for tensor in _tensors(forward)
+    ]
+    return int(torch.stack(sums).sum())
+
+
+def _tensors(held: object) -> Iterator[torch.Tensor]:
+    if isinstance(held, torch.Tensor):
+        yield held
+    elif isinstance(held, torch.nn.Module):
+        yield from (*held.parameters(), *held.buffers())
+    elif isinstance(held, tuple):
+        yield from chain.from_iterable(map(_tensors, held))
+    elif is_dataclass(held):
+        yield from _tensors(tuple(getattr(held, field.name) for field in fields(held)))
 
 
 @dataclass(frozen=True, slots=True)
