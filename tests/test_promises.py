@@ -452,3 +452,25 @@ def test_files_and_folders_are_for_their_owner_alone(told):
     output = told[0] / "out"
     for path in [output, *output.rglob("*")]:
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+# Equal passages are computed once.
+
+
+def test_a_corpus_with_duplicates_computes_less_and_ends_with_the_same_bytes(model, tmp_path, monkeypatch):
+    fresh = distinct_texts(LENGTHS[:120])
+    random = np.random.default_rng(1)
+    # Four rows in ten repeat another one, some only to the model: it does not see what is behind its limit, or spaces.
+    rows = fresh + [f"  {fresh[index]} " for index in random.choice(len(fresh), 80)]
+    texts = [rows[index] for index in random.permutation(len(rows))]
+    corpus = write_corpus(tmp_path / "corpus.parquet", texts)
+    options = {"model": model, "device": "cpu", "task_rows": 1000}
+    once = vectorize(corpus, tmp_path / "once", **options)
+    monkeypatch.setattr("gte_vectorize.run.marked", lambda windows: windows)
+    each = vectorize(corpus, tmp_path / "each", **options)
+    assert each.duplicates == 0
+    assert each.computed_tokens == each.tokens == once.tokens
+    assert once.duplicates >= 80
+    assert once.computed_tokens < 0.7 * once.tokens
+    for name in ("part-000000.parquet", "_manifest.json", "_SUCCESS"):
+        assert (tmp_path / "once" / name).read_bytes() == (tmp_path / "each" / name).read_bytes()

@@ -11,9 +11,16 @@ from gte_vectorize.report import Report
 from gte_vectorize.store.manifest import Totals
 
 
-def make(status: dict[str, int] | None = None, *, rows: int = 1000, truncated: int = 0, computed: int = 5000) -> Report:
+def make(
+    status: dict[str, int] | None = None,
+    *,
+    rows: int = 1000,
+    truncated: int = 0,
+    computed: int = 5000,
+    duplicates: int = 0,
+) -> Report:
     totals = Totals(files=2, bytes=1, rows=rows, tokens=9000, truncated=truncated, status=status or {"ok": rows})
-    return Report.of(totals, output=Path("out"), computed=computed, seconds=2.00049)
+    return Report.of(totals, output=Path("out"), computed=computed, duplicates=duplicates, seconds=2.00049)
 
 
 def logged(report: Report, caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -42,7 +49,7 @@ def test_failures_are_named():
 
 
 def test_the_dictionary_is_json_and_holds_everything():
-    report: dict[str, Any] = json.loads(json.dumps(make({"ok": 998, "utf8": 2}, truncated=7).to_dict()))
+    report: dict[str, Any] = json.loads(json.dumps(make({"ok": 998, "utf8": 2}, truncated=7, duplicates=3).to_dict()))
     assert report == {
         "output": "out",
         "rows": 1000,
@@ -50,10 +57,16 @@ def test_the_dictionary_is_json_and_holds_everything():
         "truncated": 7,
         "status": {"ok": 998, "utf8": 2},
         "computed_tokens": 5000,
+        "duplicates": 3,
         "seconds": 2.0,
         "failed": 2,
         "exit_code": 3,
     }
+
+
+def test_duplicates_are_told(caplog):
+    said = ("INFO", "40 rows are the same to the model as others of their task, and were not computed")
+    assert said in logged(make(duplicates=40), caplog)
 
 
 def test_a_clean_run_is_one_line(caplog):

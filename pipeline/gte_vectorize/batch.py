@@ -109,6 +109,7 @@ class Passages:
     status     uint8[rows]             a Status
     truncated  bool[rows]              whether the model's length limit cut the text
     text_hash  uint8[rows, 16]         BLAKE2b-128 of the text's UTF-8 bytes; zeros for a null and a crash
+    same_as    int32[rows]             an earlier row of the task with the same ids, or -1; None: nobody has looked
     """
 
     window: Window
@@ -117,6 +118,13 @@ class Passages:
     status: UInt8
     truncated: Bool
     text_hash: UInt8
+    same_as: Int32 | None = None
+
+    @property
+    def encoded(self) -> Bool:
+        """Which rows are encoded themselves, bool[rows]: those with tokens that are not the same as another."""
+        has_tokens = self.lengths > 0
+        return has_tokens if self.same_as is None else has_tokens & (self.same_as < 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Rows, tokens, truncated rows and rows by status of the whole output; tokens computed and seconds of this run."""
+    """Rows, tokens, truncated rows and rows by status of the whole output; of this run the tokens that were computed, the
+    rows that took the vector of an equal passage, and the seconds.
+    """
 
     output: str
     rows: int
@@ -25,10 +27,11 @@ class Report:
     truncated: int
     status: dict[str, int]
     computed_tokens: int
+    duplicates: int
     seconds: float
 
     @classmethod
-    def of(cls, totals: Totals, *, output: str | Path, computed: int, seconds: float) -> Self:
+    def of(cls, totals: Totals, *, output: str | Path, computed: int, duplicates: int, seconds: float) -> Self:
         return cls(
             output=str(output),
             rows=totals.rows,
@@ -36,6 +39,7 @@ class Report:
             truncated=totals.truncated,
             status=totals.status,
             computed_tokens=computed,
+            duplicates=duplicates,
             seconds=round(seconds, 3),
         )
 
@@ -58,6 +62,10 @@ class Report:
     def log(self) -> None:
         rate = f", {self.computed_tokens / self.seconds:,.0f} tokens/s" if self.computed_tokens else ""
         log.info("%s: %d rows, %d tokens in %.1f s%s", self.output, self.rows, self.tokens, self.seconds, rate)
+        if self.duplicates:
+            log.info(
+                "%d rows are the same to the model as others of their task, and were not computed", self.duplicates
+            )
         others = self._counts(lambda status: status is not Status.OK)
         if others:
             (log.warning if self.failed else log.info)("rows without a vector: %s", others)

@@ -17,6 +17,7 @@ from os import PathLike, fspath
 from threading import Event
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from gte_vectorize.batch import EncodedWindow, Task
@@ -32,6 +33,7 @@ from gte_vectorize.reader.rows import RowCursor
 from gte_vectorize.report import Report
 from gte_vectorize.store.store import Store
 from gte_vectorize.tokens.batcher import token_batches
+from gte_vectorize.tokens.duplicates import fanned_out, marked
 from gte_vectorize.tokens.pieces import gathered
 from gte_vectorize.tokens.workers import TokenWorkers
 from gte_vectorize.writer.part import PartWriter
@@ -55,9 +57,15 @@ def run(config: Config, on_progress: Callable[[Progress], None] = lambda progres
     dtype = resolve_dtype(config.dtype, device)
     job = prepare(config, device=device, dtype=dtype, machine=describe_device(device))
     with Store.open(config.output_path, job.plan, job.schema, overwrite=config.overwrite) as store:
-        computed = _work(job, store, on_progress) if store.pending() else 0
+        computed, duplicates = _work(job, store, on_progress) if store.pending() else (0, 0)
         totals = store.published()
-        report = Report.of(totals, output=config.output_path, computed=computed, seconds=time.monotonic() - started)
+        report = Report.of(
+            totals,
+            output=config.output_path,
+            computed=computed,
+            duplicates=duplicates,
+            seconds=time.monotonic() - started,
+        )
         if not config.max_bad_rows.allows(report.failed, report.rows):
             raise LimitExceeded(
                 f"{report.failed} of {report.rows} rows failed ({report.failures}), and --max-bad-rows allows "
@@ -90,10 +98,10 @@ def vectorize(
     return run(config, on_progress)
 
 
-def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> int:
-    """Compute and publish the pending tasks → the number of tokens computed."""
+def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> tuple[int, int]:
+    """Compute and publish the pending tasks → the tokens computed, and the rows that took another's vector."""
     config, tasks = job.config, store.pending()
-    done, tokens = store.published().rows, 0
+    done, tokens, duplicates = store.published().rows, 0, 0
     with (
         TokenWorkers(worker_count(config, job.device), job.spec.tokenizer, config.text_column) as workers,
         open_encoder(
@@ -108,9 +116,11 @@ def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> in
         with closing(prefetch(encoded, WINDOWS_AHEAD, leaving)) as windows:
             for window in _write(windows, store, job.schema, job.columns):
                 done += len(window.status)
-                tokens += len(window.passages.ids)
+                passages = window.passages
+                tokens += int(passages.lengths[passages.encoded].sum())
+                duplicates += int(np.count_nonzero(passages.lengths) - np.count_nonzero(passages.encoded))
                 on_progress(Progress(job.rows, done, tokens, time.monotonic() - started))
-    return tokens
+    return tokens, duplicates
 
 
 def _encode(
@@ -118,13 +128,13 @@ def _encode(
 ) -> Iterator[EncodedWindow]:
     """Every window of the tasks, in order, with its vectors; ends at the next batch once the run is `leaving`."""
     pieces = (piece for task in tasks for piece in task.windows(min(PIECE_ROWS, encoder.window_rows)))
-    windows = gathered(workers.stream(pieces, leaving), encoder.window_rows)
+    windows = marked(gathered(workers.stream(pieces, leaving), encoder.window_rows))
     passages = after_every_task(windows, canary)
     batches = token_batches(passages, layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
     # Closed by name: the traceback of an error in the encoder would keep the thread alive, and it the workers.
     with closing(prefetch(batches, BATCHES_AHEAD)) as ahead:
         encoded = encoder.stream(takewhile(lambda _: not leaving.is_set(), ahead))
-        yield from checked(encoded, encoder, canary)
+        yield from fanned_out(checked(encoded, encoder, canary))
 
 
 def _write(

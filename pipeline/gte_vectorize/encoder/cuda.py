@@ -201,7 +201,7 @@ class CudaEncoder:
     def _land(self, landing: Landing) -> EncodedWindow:
         self._wait(landing.slot.copied_out)
         status = landing.passages.status.copy()
-        encoded = landing.passages.lengths > 0
+        encoded = landing.passages.encoded
         status[encoded] = landing.status.numpy()[encoded]
         return EncodedWindow(landing.passages, landing.vectors.numpy(), status)
 

@@ -18,13 +18,13 @@ from gte_vectorize.batch import Int32, Layout, Passages, TokenBatch
 def token_batches(
     windows: Iterable[Passages], *, layout: Layout, budget: int, max_rows: Callable[[int], int]
 ) -> Iterator[TokenBatch]:
-    """Every passage of every window exactly once, window by window, in batches of at most `budget` tokens.
+    """Every passage to encode of every window exactly once, window by window, in batches of at most `budget` tokens.
 
     The cost of a batch is its tokens when packed and rows × its longest passage when padded; a passage longer than the
     budget is a batch of its own. `max_rows` says how many passages a batch may have, given its longest.
     """
     for passages in windows:
-        rows = np.flatnonzero(passages.lengths).astype(np.int32)
+        rows = np.flatnonzero(passages.encoded).astype(np.int32)
         order = rows[np.argsort(-passages.lengths[rows], kind="stable")]
         starts = [0, *np.cumsum(passages.lengths, dtype=np.int64).tolist()]
         cuts = _cuts(passages.lengths[order], layout, budget, max_rows)
