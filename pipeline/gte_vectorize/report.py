@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Rows, tokens, truncated rows and rows by status of the whole output; of this run the tokens that were computed, the
-    rows that took the vector of an equal passage, and the seconds.
+    """Rows, tokens, truncated rows and rows by status of the whole output; of this run tokens that were computed, rows
+    that took the vector of an equal passage, and seconds.
     """
 
     output: str

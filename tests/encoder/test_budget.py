@@ -37,3 +37,16 @@ def test_a_cache_that_is_not_ours_is_measured_again(tmp_path: Path, found: str) 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     budget._write(tmp_path / "file" / "budgets.json", {"card": CURVE})
+
+
+def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    budget._write(budget._cache_file(), {"card": CURVE})
+    assert budget._read(budget._cache_file()) == {}
+    assert list(tmp_path.iterdir()) == []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+import gte_vectorize
 from gte_vectorize.encoder import fused
 from gte_vectorize.encoder.encoder import open_encoder, resolve_device, resolve_dtype
 from gte_vectorize.encoder.kernels import choose_kernels, varlen_attention
@@ -60,3 +63,15 @@ def test_a_cpu_runs_fp32_and_says_so(caplog: pytest.LogCaptureFixture, dtype: st
     assert not caplog.records
     assert resolve_dtype(dtype, "cpu") == "fp32"
     assert dtype in caplog.text
+
+
+def test_what_a_cpu_can_do_is_part_of_its_kind() -> None:
+    """Its bits follow from it, so a run that was begun on another kind is not gone on with."""
+    program = "from gte_vectorize.encoder.encoder import describe_device; print(describe_device('cpu'))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(gte_vectorize.__file__).parents[1])}
+    kinds = {
+        subprocess.check_output([sys.executable, "-c", program], env=environment | more, text=True)
+        for more in ({}, {"ATEN_CPU_CAPABILITY": "default"})
+    }
+    assert "cpu (DEFAULT)\n" in kinds
+    assert len(kinds) == 1 + (torch.backends.cpu.get_cpu_capability() != "DEFAULT")

@@ -85,6 +85,15 @@ def test_a_status_is_shared_like_a_vector_and_tasks_share_nothing() -> None:
     assert [encoded.status.tolist() for encoded in done] == [[0, 5], [5, 0], [0, 5]]
 
 
+def test_a_long_task_is_looked_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "LOOK_BACK", 4)
+    done = list(fanned_out(map(encode, marked(windows_of([[[[1], [1]], [[1], [2]], [[1], [2]], [[2], [1]]]])))))
+    assert [encoded.passages.same_as.tolist() for encoded in done] == [[-1, 0], [0, -1], [-1, -1], [5, 4]]  # type: ignore[union-attr]
+    assert np.concatenate([encoded.vectors[:, 0] for encoded in done]).tolist() == [
+        vector_of([token])[0] for token in (1, 1, 1, 2, 1, 2, 2, 1)
+    ]
+
+
 def test_the_same_tokens_in_another_order_have_another_hash() -> None:
     task = Task(0, SHARD, 0, 3)
     keys = duplicates._keys(window(task, 0, [[1, 2, 3], [3, 2, 1], [1, 2]]))

@@ -40,6 +40,12 @@ def memory():
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
+def pressure():
+    # As if memory ran out for a while: whoever works then is killed.
+    Path(STATE).exists() or Path(STATE).touch()
+    if time.time() < Path(STATE).stat().st_mtime + 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
 def stop():
     if not Path(STATE).exists():
         Path(STATE).touch()
@@ -53,6 +59,7 @@ misdeeds = {
     "panic": lambda: normalizers.Precompiled(bytes([4, 0, 0, 0]) + b"abcd").normalize_str("a"),
     "error": lambda: {}["KANARIE"],
     "memory": memory,
+    "pressure": pressure,
     "hang": lambda: time.sleep(1000),
     "stop": stop,
 }
@@ -96,6 +103,7 @@ def misdeeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., N
         monkeypatch.setattr(process, "_PROGRAM", f"{program}{told}{MISDEEDS}from gte_vectorize{start}")
 
     original = process._PROGRAM
+    monkeypatch.setattr("gte_vectorize.tokens.workers.CALM", 0)
     set_up()
     return set_up
 
@@ -177,6 +185,15 @@ def test_a_worker_that_is_stopped_is_noticed_and_nothing_is_a_crash(
         assert_crashes(list(workers.stream(windows)), windows, set(), spec)
         assert time.monotonic() - started < 12
         assert len(psutil.Process().children()) == 2
+
+
+def test_memory_that_is_short_for_a_while_makes_no_row_a_crash(
+    spec: TokenizerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gte_vectorize.tokens.workers.CALM", 3)
+    windows = [replace(poisoned(tmp_path, {7: "pressure"})[0], first_row=7, num_rows=1)]
+    with TokenWorkers(1, spec, "text") as workers:
+        assert_crashes(list(workers.stream(windows)), windows, set(), spec)
 
 
 def test_many_of_them_are_no_texts(spec: TokenizerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -233,11 +234,13 @@ def test_no_child_outlives_an_error_of_the_caller(spec: TokenizerSpec, windows: 
     assert psutil.Process().children() == []
 
 
-def test_workers_have_no_torch_no_gpu_and_ignore_signals(
+def test_workers_have_no_torch_no_gpu_no_core_dump_and_ignore_signals(
     spec: TokenizerSpec, windows: list[Window], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    allowed = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (allowed[1], allowed[1]))
     with TokenWorkers(1, spec, "text") as workers:
         stream = workers.stream(windows)
         next(stream)
@@ -246,11 +249,13 @@ def test_workers_have_no_torch_no_gpu_and_ignore_signals(
         assert any("tokenizers" in name for name in loaded)
         assert not any("torch" in name or "cuda" in name for name in loaded)
         environment = child.environ()
+        assert child.rlimit(psutil.RLIMIT_CORE)[0] == 0
         assert (environment["TOKENIZERS_PARALLELISM"], environment["CUDA_VISIBLE_DEVICES"]) == ("false", "")
         for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             child.send_signal(sent)
         assert len(list(stream)) == len(windows) - 1
         assert psutil.Process().children() == [child]
+    resource.setrlimit(resource.RLIMIT_CORE, allowed)
 
 
 SCRIPT = """

@@ -59,11 +59,15 @@ def choose_budget(forward: PackedForward, spec: ModelSpec, device: torch.device,
     path, key = _cache_file(), _key(spec, device, dtype)
     curve = _read(path).get(key, {})
     if missing := [tokens for tokens in fitting if tokens not in curve]:
-        curve |= {tokens: _rate(forward, spec, tokens, device) for tokens in missing}
+        for tokens in missing:
+            try:
+                curve[tokens] = _rate(forward, spec, tokens, device)
+            except torch.OutOfMemoryError:  # something else took it meanwhile
+                fitting.remove(tokens)
         torch.cuda.empty_cache()  # what was freed belongs to this stream alone until then
         _write(path, _read(path) | {key: curve})
     log.debug("tokens per second by batch: %s", {tokens: round(curve[tokens]) for tokens in fitting})
-    return fastest(curve, fitting)
+    return fastest(curve, fitting) if fitting else BUDGETS[0]
 
 
 def fastest(curve: dict[int, float], fitting: list[int]) -> int:
@@ -98,7 +102,10 @@ def _key(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> str:
 
 
 def _cache_file() -> Path:
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # a user without a home, as in a container: nothing is kept
+        folder = os.devnull
     return Path(folder) / "gte-vectorize" / "budgets.json"
 
 

@@ -92,6 +92,7 @@ class CudaEncoder:
         exact: Callable[[TokenBatch], Float32],
     ):
         self._forward, self._device, self._exact, self.dim = forward, device, exact, dim
+        self._hangs = False
         self.layout: Layout = forward.layout
         packed = self.layout == "packed"
         budget = max(budget, max_length, SMALLEST_PACKED if packed else 1)
@@ -143,9 +144,10 @@ class CudaEncoder:
             return weights_sum(self._forward)
 
     def close(self) -> None:
-        """Let go of the graphs; a GPU that hangs is not waited for."""
-        for slot in self._staging:
-            self._wait(slot.computed)
+        """Let go of the graphs, once nothing uses the buffers any more; a GPU that hangs is not waited for."""
+        if not self._hangs:
+            for stream in (self._compute, self._copy_out):
+                self._wait(stream.record_event())
         self._graphs.clear()
 
     def _encoded(self, batches: Iterable[TokenBatch]) -> Iterator[EncodedWindow]:
@@ -282,6 +284,8 @@ class CudaEncoder:
                 self._capture_one(graph, bucket, pool)
             except torch.OutOfMemoryError:
                 full = True
+            except torch.AcceleratorError:
+                raise
             except RuntimeError as error:
                 log.warning("%s could not be captured and runs without a graph: %s", bucket, error)
             else:
@@ -308,6 +312,7 @@ class CudaEncoder:
         started = time.monotonic()
         while not event.query():
             if time.monotonic() - started > PATIENCE:
+                self._hangs = True
                 raise DeviceError(f"the GPU has not answered for {PATIENCE:g} s; what was published is kept")
             time.sleep(1e-4)
 

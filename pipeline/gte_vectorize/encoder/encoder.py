@@ -60,8 +60,12 @@ def resolve_device(device: str) -> str:
 
 
 def describe_device(device: str) -> str:
-    """The kind of device, as far as it decides a vector's bits: `cpu`, or `cuda` and the GPU's name."""
-    return f"cuda ({torch.cuda.get_device_name()})" if device == "cuda" else device
+    """The kind of device, as far as it decides a vector's bits: `cuda` and the GPU's name, or `cpu` and what it can do.
+
+    Sums run in another order on AVX-512 than on AVX2.
+    """
+    kind = torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return f"{device} ({kind})"
 
 
 def resolve_dtype(dtype: str, device: str) -> str:

@@ -6,6 +6,7 @@ The pooling modes and their formulas are those of sentence-transformers' Pooling
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -78,18 +79,37 @@ def pool(hidden: torch.Tensor, bounds: torch.Tensor, modes: Sequence[str]) -> to
     return torch.cat([one(mode) for mode in modes], dim=1)
 
 
-def load_head(spec: ModelSpec, device: torch.device) -> Head:
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Modules one after the other."""
+
+    steps: tuple[Head, ...]
+
+    def __call__(self, pooled: torch.Tensor) -> torch.Tensor:
+        for step in self.steps:
+            pooled = step(pooled)
+        return pooled
+
+
+@dataclass(frozen=True, slots=True)
+class DenseStep:
+    """A product in fp32, never of fewer rows than round alike, and its activation."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    activation: str
+
+    def __call__(self, pooled: torch.Tensor) -> torch.Tensor:
+        rows = at_least(fewest_rows(pooled.device), pooled)
+        return ACTIVATIONS[self.activation](F.linear(rows, self.weight, self.bias))[: len(pooled)]
+
+
+def load_head(spec: ModelSpec, device: torch.device) -> Steps:
     """The modules after pooling, in the model's order, and a last normalisation to length 1."""
     steps = [_dense(module, device) if isinstance(module, Dense) else _normalize for module in spec.head]
     if not spec.head or isinstance(spec.head[-1], Dense):
         steps.append(_normalize)
-
-    def head(pooled: torch.Tensor) -> torch.Tensor:
-        for step in steps:
-            pooled = step(pooled)
-        return pooled
-
-    return head
+    return Steps(tuple(steps))
 
 
 def _normalize(vectors: torch.Tensor) -> torch.Tensor:
@@ -100,11 +120,4 @@ def _dense(module: Dense, device: torch.device) -> Head:
     tensors = read_tensors([module.weights])
     weight = tensors["linear.weight"].to(device, torch.float32)
     bias = tensors["linear.bias"].to(device, torch.float32) if module.bias else None
-    activation = ACTIVATIONS[module.activation]
-
-    fewest = fewest_rows(device)
-
-    def dense(pooled: torch.Tensor) -> torch.Tensor:
-        return activation(F.linear(at_least(fewest, pooled), weight, bias))[: len(pooled)]
-
-    return dense
+    return DenseStep(weight, bias, module.activation)

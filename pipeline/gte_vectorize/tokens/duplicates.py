@@ -1,7 +1,7 @@
 """Equal passages of a task, found before they are encoded and given one vector afterwards.
 
 A vector depends on its token ids alone, so the second passage with the same ids has the first one's. A hash only says
-which passages to compare; the ids decide. Memory: the ids and vectors of one task.
+which passages to compare; the ids decide. Memory: the ids and vectors of LOOK_BACK rows.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from gte_vectorize.batch import EncodedWindow, Int32, Passages
+from gte_vectorize.batch import EncodedWindow, Int32, Passages, Window
+
+LOOK_BACK = 65536
+"""Rows among which equal passages are found: those of a task, unless tasks were made larger than by default."""
 
 _MULTIPLIERS = np.random.default_rng(0).integers(1, 1 << 63, 1 << 16, dtype=np.uint64) | np.uint64(1)
 
 
 def marked(windows: Iterable[Passages]) -> Iterator[Passages]:
-    """The windows, with `same_as` filled in: the first passage of the task with the same ids, where there was one."""
-    for _, of_task in groupby(windows, key=lambda passages: passages.window.task.index):
+    """The windows, with `same_as` filled in: the first passage with the same ids, where there was one."""
+    for _, of_task in groupby(windows, key=lambda passages: _reach(passages.window)):
         seen: dict[int, list[tuple[int, Int32]]] = {}
         for passages in of_task:
             first = passages.window.first_row - passages.window.task.first_row
@@ -40,7 +43,7 @@ def marked(windows: Iterable[Passages]) -> Iterator[Passages]:
 
 def fanned_out(windows: Iterable[EncodedWindow]) -> Iterator[EncodedWindow]:
     """The windows, with its equal's vector and status in each row that is the same as an earlier one."""
-    for _, of_task in groupby(windows, key=lambda window: window.passages.window.task.index):
+    for _, of_task in groupby(windows, key=lambda window: _reach(window.passages.window)):
         held: list[EncodedWindow] = []
         starts: list[int] = []
         for window in of_task:
@@ -60,6 +63,11 @@ def _fan_out(window: EncodedWindow, same_as: Int32, held: list[EncodedWindow], s
         theirs = same_as[ours] - starts[owner]
         window.vectors[ours] = held[owner].vectors[theirs]
         window.status[ours] = held[owner].status[theirs]
+
+
+def _reach(window: Window) -> tuple[int, int]:
+    """Windows with the same reach know of each other's passages."""
+    return window.task.index, (window.first_row - window.task.first_row) // LOOK_BACK
 
 
 def _keys(passages: Passages) -> npt.NDArray[np.uint64]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -59,7 +60,11 @@ def main(descriptor: int, progress: int, parent: int) -> None:
 
 
 def _live_and_die_with(parent: int) -> None:
-    """Only the parent ends a worker: a signal to the whole group must not look like a crash. None outlives it."""
+    """Only the parent ends a worker: a signal to the whole group must not look like a crash. None outlives it.
+
+    Nor does it leave a core dump, which would hold the text that it choked on.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     if sys.platform == "linux":

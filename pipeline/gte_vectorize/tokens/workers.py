@@ -21,6 +21,8 @@ SILENCE = 30.0
 and of a text that is as hard as they come every five."""
 STORAGE_SILENCE = 600.0
 """The same for one that waits for a file: it starts, or reads. What can give up and try again does so before that."""
+CALM = 15.0
+"""Seconds before a row is tried for the last time: what is not its text's fault, a lack of memory say, may pass."""
 # Seconds after which a wait looks up.
 _SLICE = 1.0
 # Windows a worker holds: one in work, one that waits to be sent or to be begun.
@@ -45,6 +47,7 @@ class TokenWorkers:
         self._retries: deque[Share] = deque()
         self._done: dict[int, Passages] = {}
         self._false_starts = 0
+        self._leaving = threading.Event()
 
     def __enter__(self) -> Self:
         try:
@@ -71,7 +74,7 @@ class TokenWorkers:
         Raises what a worker raised on purpose, as soon as it is known; TemporaryError when a store gave nothing for
         STORAGE_SILENCE seconds, twice over; WorkerError when workers do not start, or end over too many rows.
         """
-        leaving = leaving or threading.Event()
+        self._leaving = leaving = leaving or threading.Event()
         self._begin()
         source = enumerate(windows)
         turn = 0
@@ -110,10 +113,12 @@ class TokenWorkers:
                 if (worker := self._idlest(below=1)) is None:
                     break
                 share = self._retries.popleft()
-                if worker.used and share.window.num_rows <= 1 and share.last_try:
-                    # What it tokenized before may have harmed it. A row is a crash only in a worker of its own.
-                    self._remove(worker)
-                    worker = self._start()
+                if share.window.num_rows <= 1 and share.last_try:
+                    self._leaving.wait(CALM)
+                    if worker.used:
+                        # What it tokenized before may have harmed it. A row is a crash only in a worker of its own.
+                        self._remove(worker)
+                        worker = self._start()
                 self._give(worker, share)
             else:
                 room = len(self._pending) + len(self._done) < _DEPTH * self._count
