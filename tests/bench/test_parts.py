@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from gte_vectorize.bench.corpus import BenchCorpus, first_tokens, made_texts, short_queries, write_corpus
 from gte_vectorize.bench.gpu import Card, growing, latency, sustained
-from gte_vectorize.bench.ours import batches_of
+from gte_vectorize.bench.ours import batches_of, measure_pipeline
 from gte_vectorize.bench.padded import by_length, encode_rows, in_order, open_padded
 from gte_vectorize.bench.peers import _by_hand, _sentence_transformers
 from gte_vectorize.bench.shape import Shape, read_shape
@@ -196,3 +196,12 @@ def test_the_job_makes_a_model_that_all_contenders_read(
     corpus = corpus_of(texts, 0, spec, tmp_path)
     found = _sentence_transformers(spec, "cpu")(corpus.texts, 32)
     np.testing.assert_allclose(found, ours(spec, corpus), atol=1e-5)
+
+
+def test_the_steady_state_begins_behind_the_first_task(tiny: ModelSpec, tmp_path: Path) -> None:
+    corpus = corpus_of([f"w{i % 180} w{i // 180}" for i in range(3000)], 12_000, tiny, tmp_path)
+    assert corpus.tasks[0].num_rows > 512  # so that it has several windows
+    with Card("cpu") as card:
+        rate = measure_pipeline(corpus, card, model=str(tiny.path), output=tmp_path / "out")
+    assert rate.timed.tokens == corpus.lengths[corpus.tasks[0].num_rows :].sum()
+    assert 0 < rate.timed.seconds < rate.run_seconds

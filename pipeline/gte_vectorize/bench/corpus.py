@@ -25,7 +25,7 @@ from gte_vectorize.tokens.tokenizer import TextTokenizer
 from gte_vectorize.tokens.workers import TokenWorkers
 
 TASKS = 5
-"""Of the pipeline's run, so that all but the last publication fall within its steady state."""
+"""Of the pipeline's run. Its steady state begins with the first one's publication, and ends before the last one's."""
 
 MADE_TEXTS = 16384
 MEDIAN, SPREAD, SHORTEST = 128, 0.72, 8
@@ -41,7 +41,7 @@ class BenchCorpus:
     """`texts` and the same as the text column of `path`; `windows` hold their tokens in row order.
 
     `distinct` of the texts come from the source. They are repeated to be enough, each time turned by one character
-    more, so that none equals another.
+    more: a text of n characters comes in at most n ways.
     """
 
     path: Path

@@ -41,7 +41,10 @@ class EncoderRate:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRate:
-    """The steady state, from the first window that was written to the last, and the seconds of the whole run."""
+    """The steady state, from the first task's last window that was written to the last one's, and the whole run.
+
+    Not from the first window: what workers tokenize while it is under way would be counted, and not its time.
+    """
 
     timed: Timed
     memory_gib: float | None
@@ -148,10 +151,11 @@ def write_trace(encoder: Encoder, batches: Sequence[TokenBatch], card: Card, fil
 def measure_pipeline(corpus: BenchCorpus, card: Card, *, model: str, output: Path) -> PipelineRate:
     """`vectorize` on the corpus into a directory of one part per task, as a user runs it."""
     card.fresh()
-    seen: list[tuple[float, int, float | None]] = []
+    seen: list[tuple[float, int, float | None]] = []  # from the end of the first task on
 
     def mark(progress: Progress) -> None:
-        seen.append((time.monotonic(), progress.tokens, card.joules()))
+        if progress.done_rows >= task_rows:
+            seen.append((time.monotonic(), progress.tokens, card.joules()))
 
     task_rows = max(task.num_rows for task in corpus.tasks)
     report = vectorize(

@@ -79,9 +79,8 @@ def _head(result: Result, command: str) -> Iterator[str]:
     yield ""
     yield f"    {command}"
     yield ""
-    repeated = (
-        "" if corpus.distinct == corpus.rows else f", {corpus.distinct:,} of them distinct, the rest turned copies"
-    )
+    copies = corpus.rows - corpus.distinct
+    repeated = f", the last {copies:,} of them turned copies" if copies else ""
     yield (
         f"Texts {corpus.source}: {corpus.rows:,} rows{repeated}; {corpus.tokens:,} tokens, median "
         f"{corpus.median_tokens:.0f}, longest {corpus.longest_tokens}. Rates count real tokens, sustained over "
