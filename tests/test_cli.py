@@ -252,7 +252,9 @@ def test_a_device_that_computes_wrongly_is_left_for_a_fresh_process(folder, gte,
     options = ("--model", model, "--device", "cpu", "--task-rows", "2")
     assert gte("corpus.parquet", "-o", "right", *options).code == 0
     Path("faulty.py").write_text(FAULTY)
-    end = ended(start("corpus.parquet", "-o", "out", *options, faults, program=[sys.executable, "faulty.py"]))
+    # One lane, so that the canary is answered in the order it is asked.
+    program, lanes = [sys.executable, "faulty.py"], {"OMP_NUM_THREADS": "1"}
+    end = ended(start("corpus.parquet", "-o", "out", *options, faults, program=program, **lanes))
     assert (end.code, end.err.count("Going on in a fresh process")) == (code, fresh), end.err
     assert "computes wrongly" in end.err
     right = {path.name: path.read_bytes() for path in Path("right").glob("*.parquet")}
@@ -383,3 +385,39 @@ def test_a_signal_ends_a_run_in_the_middle_of_a_window(folder, minilm_dir):
     assert ended(process).code == 143
     assert time.monotonic() - asked < 8
     assert not Path("long.embeddings.parquet").exists()
+
+
+FAILING = """
+import os, sys
+from types import SimpleNamespace
+from gte_vectorize import cli, errors
+
+def run(config, on_progress):
+    print("in", os.getpid(), file=sys.stderr)
+    raise errors.DeviceError("the GPU failed")
+
+sys.modules["gte_vectorize.run"] = SimpleNamespace(run=run)
+"""
+
+
+def test_a_failed_device_is_left_to_a_fresh_process_twice(folder):
+    process = start("corpus.parquet", program=[sys.executable, "-c", f"{FAILING}\ncli.main()"])
+    end = ended(process)
+    assert end.code == 75
+    warning = "WARNING: the GPU failed. Going on in a fresh process"
+    assert end.err.splitlines() == [*[f"in {process.pid}", warning] * 2, f"in {process.pid}", "ERROR: the GPU failed"]
+
+
+def test_a_process_that_is_not_the_command_s_own_is_never_replaced(folder):
+    call = "cli.cli.main(['corpus.parquet'], standalone_mode=False)"
+    program = f"{FAILING}\ntry:\n    {call}\nexcept errors.DeviceError:\n    print('the caller goes on')"
+    end = ended(start(program=[sys.executable, "-c", program]))
+    assert (end.code, end.out, end.err.count("in ")) == (0, "the caller goes on\n", 1)
+
+
+def test_a_gpu_that_failed_and_is_gone_is_not_replaced_by_the_cpu(folder, model):
+    gone = {cli.FAILURES: "cuda 1.0", "CUDA_VISIBLE_DEVICES": ""}
+    end = ended(start("corpus.parquet", "--model", model, **gone))
+    assert end.code == 75
+    assert "the GPU failed, and PyTorch does not find it any more" in end.err
+    assert list(folder.iterdir()) == [folder / "corpus.parquet"]

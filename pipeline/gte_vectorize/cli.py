@@ -13,6 +13,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import click
 
 from gte_vectorize import __version__
 from gte_vectorize.config import OPTIONS, Config, resolve
-from gte_vectorize.errors import DeviceError, VectorizeError
+from gte_vectorize.errors import DeviceError, TemporaryError, VectorizeError
 from gte_vectorize.model.folder import DEFAULT_MODEL
 from gte_vectorize.option import Option, share
 from gte_vectorize.progress import Progress, ProgressDisplay, set_up_logging
@@ -38,7 +39,7 @@ QUIET_LIBRARIES = {
 }
 
 FAILURES = "_GTE_VECTORIZE_DEVICE_FAILURES"
-"""When the device failed, for the process that follows."""
+"""Which device failed, and when, for the process that follows."""
 
 DEVICE_FAILURES = 3
 
@@ -90,6 +91,7 @@ def cli() -> None:
     rows failed; 5 verification found differences; 75 run the same command again; 130 or 143 interrupted, the same
     command goes on.
     """
+    _refuse_to_go_on_without_gpu()
 
 
 def config_options(command: Any) -> Any:
@@ -141,12 +143,8 @@ def run(
     _ = config.output_path  # refused now rather than after the heavy imports
     from gte_vectorize.run import run as run_job
 
-    try:
-        with ProgressDisplay(quiet=quiet, log_format=log_format) as display:
-            report = run_job(config, partial(_go_on, display))
-    except DeviceError as error:
-        _start_afresh(error)
-        raise
+    with ProgressDisplay(quiet=quiet, log_format=log_format) as display:
+        report = run_job(config, partial(_go_on, display))
     if as_json:
         click.echo(json.dumps(report.to_dict(), sort_keys=True))
     return report.exit_code
@@ -333,11 +331,25 @@ def _start_afresh(error: DeviceError) -> None:
     Returns after the third failure within an hour: then the GPU is not to be used again.
     """
     now = time.monotonic()  # of the machine, so it goes on across processes
-    failures = [float(at) for at in os.environ.get(FAILURES, "").split() if now - float(at) < 3600]
-    if len(failures) < DEVICE_FAILURES - 1 and not _asked:
+    failures = [float(at) for at in os.environ.get(FAILURES, "").split()[1:] if now - float(at) < 3600]
+    if len(failures) < DEVICE_FAILURES - 1:
         log.warning("%s. Going on in a fresh process", error)
-        os.environ[FAILURES] = " ".join(map(str, [*failures, now]))
+        torch = sys.modules.get("torch")
+        device = "cuda" if torch and torch.cuda.is_initialized() else "cpu"
+        os.environ[FAILURES] = " ".join(map(str, [device, *failures, now]))
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _refuse_to_go_on_without_gpu() -> None:
+    """Where a GPU failed and is gone, `auto` would mean the CPU: another run, which may not go on with this output."""
+    if os.environ.get(FAILURES, "").startswith("cuda"):
+        import torch
+
+        if not torch.cuda.is_available():
+            raise TemporaryError(
+                "the GPU failed, and PyTorch does not find it any more; what was published is kept: see to the "
+                "machine, then run the same command again"
+            )
 
 
 def _stop(number: int, frame: object) -> NoReturn:
@@ -355,10 +367,10 @@ def main() -> NoReturn:
     set_up_logging("text")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
-    sys.exit(_run_command())
+    sys.exit(_run_command(_start_afresh))
 
 
-def _run_command() -> int:
+def _run_command(after_device_error: Callable[[DeviceError], None] = lambda error: None) -> int:
     """Whatever ends the command becomes one message and one exit code."""
     try:
         return cli.main(prog_name="gte-vectorize", standalone_mode=False) or 0
@@ -366,6 +378,8 @@ def _run_command() -> int:
         if _asked:
             log.error("stopped by %s; run the same command again to go on", _asked[0].name)
             return 128 + _asked[0]
+        if isinstance(error, DeviceError):
+            after_device_error(error)
         return _tell(error)
 
 

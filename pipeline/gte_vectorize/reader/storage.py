@@ -44,6 +44,7 @@ _GOOGLE_RETRIES = 60
 
 _FOR_GOOD = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
 _TRY_AGAIN = {408, 429}  # of HTTP, besides all from 500 on
+_QUERY = re.compile(r"(://[^\s?]*\?)[^\s'\"]*")  # of a URL in a library's words; a signed one is a secret
 _DENIED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY", "SIGNATURE", "NO_SUCH_BUCKET", "UNRECOGNIZED_CLIENT", "TOKEN")
 _GOOGLE_BUSY = ("Status(UNAVAILABLE", "Status(DEADLINE_EXCEEDED", "Status(RESOURCE_EXHAUSTED", "Status(INTERNAL")
 
@@ -149,7 +150,8 @@ def reading(uri: str, what: str = "reading", refusal: type[InputError] = InputEr
         if not (isinstance(error, (OSError, pa.ArrowException)) or _from_hub_client(error)):
             raise
         lines = str(error).splitlines() or [type(error).__name__]
-        message = f"{uri!r}: {what} failed: {lines[0][:300]}"
+        said = _QUERY.sub(r"\1…", lines[0])[:300]
+        message = f"{uri!r}: {what} failed: {said}"
         if _may_pass(error):
             raise TemporaryError(f"{message}; run the same command again") from error
         kind = InputError if _is_answer(error) else refusal
