@@ -10,7 +10,7 @@ CONSTRAINTS := $(if $(GPU),,--constraint constraints-cpu.txt)
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test check test-gpu bench clean
+.PHONY: demo test check test-gpu test-faults bench clean
 
 $(VENV)/core: pyproject.toml constraints-cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +35,10 @@ check: $(VENV)/dev  ## format, lint, types
 
 test-gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -m gpu
+
+test-faults: $(VENV)/dev  ## thousands of faults, half an hour; the table of what became of them
+	mkdir -p .cache
+	PYTHONPATH=tests $(BIN)/python -m faults.run --table .cache/faults.md
 
 bench: $(VENV)/dev
 	$(BIN)/python jobs/bench/cpu.py

@@ -374,7 +374,7 @@ def test_a_stop_that_a_library_does_not_pass_on_is_a_stop(folder, gte, model, mo
 
 def test_a_signal_ends_a_run_in_the_middle_of_a_window(folder, minilm_dir):
     """The first window alone is many seconds of work; the run leaves at the next batch of it."""
-    pq.write_table(pa.table({"text": ["many words " * 300] * 3000}), "long.parquet")
+    pq.write_table(pa.table({"text": [f"{row} " + "many words " * 300 for row in range(3000)]}), "long.parquet")
     process = start("long.parquet", "--model", minilm_dir, "--workers", "1")
     for line in process.stderr:
         if "tasks to do" in line:

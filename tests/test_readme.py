@@ -21,7 +21,7 @@ import gte_vectorize
 REPOSITORY = Path(__file__).parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 PACKAGE_ROOT = str(Path(gte_vectorize.__file__).parents[1])
-CONSOLE, TRY_IT, USE_IT = re.findall(r"```(?:console|sh)\n(.*?)```", README, re.DOTALL)
+CONSOLE, TRY_IT, USE_IT, LATER, FOLDERS = re.findall(r"```(?:console|sh)\n(.*?)```", README, re.DOTALL)
 PYTHON = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
 
 
@@ -79,7 +79,7 @@ def test_every_command_of_use_it_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("corpus.jsonl").write_text('{"body": "w1 w2"}\n{"body": "w3"}\n')
     shutil.copy(REPOSITORY / "configs/contracts.toml", "configs")
     commands = [line for line in USE_IT.splitlines() if line.startswith("gte-vectorize")]
-    assert len(commands) == 7
+    assert len(commands) == 8
     for command in commands:
         done = run(command.replace("s3://bucket/", "s3://corpora/"), GTE_VECTORIZE_MODEL=str(model))
         assert done.returncode == 0, (command, done.stderr)
@@ -91,6 +91,41 @@ def test_every_command_of_use_it_runs(tmp_path: Path, monkeypatch: pytest.Monkey
         for leftover in ("corpus.embeddings.parquet", "vectors.parquet"):
             Path(leftover).unlink(missing_ok=True)
             shutil.rmtree(f".{leftover}.state", ignore_errors=True)
+
+
+def test_the_commands_of_later_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = save_tiny(tmp_path / "model", "bert")
+    pq.write_table(pa.table({"text": [f"w{i} w{i + 1}" for i in range(40)]}), "corpus.parquet")
+    assert run(f"gte-vectorize corpus.parquet -o vectors/ --model {model}").returncode == 0
+    where = {"verify": f"--model {model}", "bench": f"--model {model} --seconds 0.01 --no-peers --no-ladder"}
+    commands = LATER.splitlines()
+    assert len(commands) == 4
+    for command in commands:
+        verb = command.split()[1]
+        done = run(f"{command.partition('#')[0]} {where.get(verb, '')}")
+        assert done.returncode == 0, (command, done.stderr)
+        assert verb != "verify" or "embedded again: 1" in done.stderr
+
+
+def test_a_folder_of_documents_becomes_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = save_tiny(tmp_path / "model", "bert")
+    Path("contracts").mkdir()
+    Path("contracts/a.md").write_text("w1 w2\n\nw3")
+    Path("contracts/b.html").write_text("<p>w4 w5</p>")
+    (Path(tmp_path) / "jobs").symlink_to(REPOSITORY / "jobs")
+    install, prepare, embed, search = FOLDERS.splitlines()
+    (extra,) = re.findall(r"pip install 'gte-vectorize\[(.*)\]'", install)
+    assert re.search(rf"^{extra} = ", (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
+    program, *arguments = shlex.split(prepare, comments=True)
+    assert program == "python"
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    for command in (f"{embed} --model {model}", f"{search} --model {model}"):
+        done = run(command)
+        assert done.returncode == 0, (command, done.stderr)
+    assert "a.md" in done.stdout
 
 
 def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,8 @@ def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> tu
         ) as encoder,
     ):
         canary = ask(encoder, job.spec, device=job.device, dtype=job.dtype)
+        if encoder.layout == "packed":
+            store.recognise(canary.digest)
         log.info("tasks to do: %d, on %s in %s", len(tasks), job.device, job.dtype)
         started = time.monotonic()
         leaving = Event()

@@ -110,6 +110,7 @@ def test_a_damaged_manifest_of_a_single_file_is_written_again(folder):
     found = repair(folder / "out.parquet")
     assert (found.differences, tree(folder)) == ([], whole)
     assert places(folder)[folder / "out.parquet"] == before[folder / "out.parquet"]
+    assert not (folder / ".out.parquet.state/tmp").exists()
 
 
 def test_a_file_that_no_manifest_claims_is_not_removed(folder):
@@ -246,3 +247,19 @@ def test_a_damaged_plan_cannot_be_repaired(folder):
     with pytest.raises(VerificationFailed, match="--overwrite"):
         repair(folder / "out", model=str(folder / "model"))
     assert tree(folder) == before
+
+
+def test_what_a_run_has_made_meanwhile_is_left_alone(folder, whole, monkeypatch):
+    flip(folder / PART, 1000)
+    hold, stamps = room.hold, {}
+
+    def late(layout):
+        if not stamps:
+            (folder / PART).unlink()
+            embed_again(folder, "out", whole)
+            stamps.update(places(folder))
+        return hold(layout)
+
+    monkeypatch.setattr(room, "hold", late)
+    mended(folder)
+    assert stamps == places(folder)

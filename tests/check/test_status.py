@@ -16,6 +16,7 @@ from store import small_run
 from gte_vectorize.check.status import job_status
 from gte_vectorize.cli import cli
 from gte_vectorize.errors import OutputError
+from gte_vectorize.store.local import LocalFiles
 
 pytestmark = [pytest.mark.usefixtures("made_up"), pytest.mark.parametrize("output", OUTPUTS)]
 
@@ -98,3 +99,21 @@ def test_what_is_no_output_or_has_lost_its_plan_is_refused(tmp_path, output):
         job_status(tmp_path / output)
     plan.write_bytes(data)
     assert job_status(tmp_path / output).state == "finished"
+
+
+def test_an_old_file_of_the_same_size_is_not_finished(tmp_path, output, monkeypatch):
+    """A run that was to replace it has published the new one's manifest, and died."""
+    path, publish = tmp_path / output, LocalFiles.publish
+
+    def died(self: LocalFiles, temp: Path, final: Path, *, replace: bool = False) -> None:
+        if final.name in (path.name, "_SUCCESS"):
+            if final == path:
+                final.write_bytes(bytes(temp.stat().st_size))
+            raise KeyboardInterrupt
+        publish(self, temp, final, replace=replace)
+
+    small_run.run(path, shards=SHARDS)
+    monkeypatch.setattr(LocalFiles, "publish", died)
+    with pytest.raises(KeyboardInterrupt):
+        small_run.run(path, shards=SHARDS, fields={**small_run.FIELDS, "model": "other"}, overwrite=True)
+    assert job_status(path).state == "interrupted"

@@ -8,8 +8,11 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +24,10 @@ from small_output import OUTPUTS, SHARDS, files_below, flip, forge, tree, unit_w
 from store import small_run
 
 import gte_vectorize
+from gte_vectorize.check import verify as room
 from gte_vectorize.check.verify import Verification, verify
 from gte_vectorize.cli import cli
-from gte_vectorize.errors import OutputError, TemporaryError, VerificationFailed
+from gte_vectorize.errors import InputError, OutputError, TemporaryError, VerificationFailed
 from gte_vectorize.reader.corpus import find_corpus
 from gte_vectorize.store.plan import make_tasks
 
@@ -338,3 +342,54 @@ def test_a_rate_that_is_no_share_is_refused(folder, rate):
     end = CliRunner().invoke(cli, ["verify", str(folder / "out"), f"--reembed={rate}"])
     assert end.exit_code == 2
     assert "a share of the rows is expected" in end.output
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("change", ["finishes", "begins"])
+def test_a_run_that_comes_meanwhile_makes_no_difference(tmp_path, output, change, monkeypatch):
+    other = {**small_run.FIELDS, "model": "other"}
+    read, done = room.read_papers, []
+
+    def late(layout: Any) -> Any:
+        papers = read(layout)
+        if not done:
+            done.append(True)
+            if change == "finishes":
+                small_run.run(tmp_path / output, shards=SHARDS)
+            else:
+                small_run.run(tmp_path / output, shards=SHARDS, fields=other, overwrite=True, tasks=1)
+        return papers
+
+    small_run.run(tmp_path / output, shards=SHARDS, tasks=1 if change == "finishes" else None)
+    monkeypatch.setattr(room, "read_papers", late)
+    assert verify(tmp_path / output).differences == []
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), pa.ArrowMemoryError("malloc failed")])
+def test_storage_or_memory_that_fails_is_no_damage(folder, output, error, monkeypatch):
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", failing)
+    with pytest.raises(TemporaryError, match="holds the bytes that were published"):
+        verify(folder / output)
+
+
+def test_a_folder_that_may_not_be_read_is_named(folder):
+    (folder / STATE).chmod(0)
+    with as_nobody(), pytest.raises(InputError, match="Permission denied"):
+        verify(folder / "out")
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may read anything."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

@@ -28,7 +28,7 @@ def objects(bucket: Any) -> dict[str, bytes]:
 def visible(bucket: Any) -> dict[str, bytes]:
     """What stands under final names, or in the state of a directory."""
     found = objects(bucket).items()
-    return {key: data for key, data in found if key.startswith("out") and not key.endswith("/probe")}
+    return {key: data for key, data in found if key.startswith("out")}
 
 
 def states(bucket: Any) -> dict[str, tuple[str, Any]]:

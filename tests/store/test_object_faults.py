@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from object_world import NAMES, objects, states, uploads
 from proxy import Proxy, Request
-from small_run import run
+from small_run import FIELDS, run
 
 from gte_vectorize.errors import OutputError, TemporaryError
 from gte_vectorize.store import bucket as bucket_module
@@ -135,6 +135,18 @@ def test_answers_that_are_always_cut_take_nothing_away(bucket, local, proxy):
     proxy.fault = lambda request: None
     run("s3://corpora/out.parquet")
     assert objects(bucket) == local["out.parquet"]
+
+
+def test_an_outage_does_not_make_damage_of_what_others_wrote(bucket, tmp_path, proxy, monkeypatch):
+    run("s3://corpora/out", tasks=0)
+    run(tmp_path / "other", fields={**FIELDS, "model": "other/model"}, tasks=1)
+    theirs = (tmp_path / "other/part-000000.parquet").read_bytes()
+    bucket.Object("out/part-000000.parquet").put(Body=theirs, Metadata={"sha256": "0" * 64})
+    monkeypatch.setattr(bucket_module, "ATTEMPTS", 2)
+    proxy.fault = lambda request: "503" if request.method == "GET" and "part-" in request.path else None
+    with pytest.raises(TemporaryError, match="answered with 503"):
+        run("s3://corpora/out")
+    assert objects(bucket)["out/part-000000.parquet"] == theirs
 
 
 @pytest.mark.parametrize("tasks", [0, 3])

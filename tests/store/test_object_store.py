@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -235,6 +235,54 @@ def test_a_rival_that_lost_its_lease_does_no_damage(bucket, local, tmp_path, mon
         first.finish()
     assert objects(bucket) == local["out"]
     assert {key: state for key, state in before.items() if "lease" not in key}.items() <= states(bucket).items()
+
+
+def test_two_runs_that_start_at_once_refuse_neither_for_good(bucket, tmp_path, monkeypatch):
+    """A rival comes and goes before each of the requests with which a run takes its output."""
+    ask = Bucket.ask
+    for step in count():
+        asked = count()
+
+        def late(self: Bucket, *given: Any, at: int = step, so_far: Iterator[int] = asked, **options: Any) -> Any:
+            if next(so_far) == at:
+                with suppress(TemporaryError), another_machine(tmp_path):
+                    run("s3://corpora/out", tasks=0)
+            return ask(self, *given, **options)
+
+        with monkeypatch.context() as patch, suppress(TemporaryError):
+            patch.setattr(Bucket, "ask", late)
+            run("s3://corpora/out", tasks=0)
+        bucket.objects.delete()
+        if next(asked) <= step:
+            break
+    assert step > 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_that_lost_its_lease_finishes_nothing(bucket, name, tmp_path, monkeypatch):
+    plan, schema = make_plan(shards=SHARDS[:1]), make_schema()
+    monkeypatch.setattr(lease, "BEAT", 0.05)
+    with Store.open(f"s3://corpora/{name}", plan, schema) as first:
+        for task in first.pending():
+            write_task(first, task, schema, model=FIELDS["model"], step=lambda: None)
+        (beating,) = (thread for thread in threading.enumerate() if thread.name == "lease")
+        monkeypatch.setattr(lease, "EXPIRES", -2.0)
+        taken = False
+        while not taken:  # by the beat, perhaps
+            with suppress(TemporaryError), another_machine(tmp_path):
+                run(f"s3://corpora/{name}", fields=OTHER, shards=SHARDS[:1], overwrite=True, tasks=1)
+                taken = True
+        beating.join(10)
+        before = states(bucket)
+        with pytest.raises(TemporaryError, match="another run has taken over"):
+            first.finish()
+    assert states(bucket) == before
+
+
+def test_answers_are_asked_for_a_few_ahead():
+    answers = s3.S3Files(Path("out"), Path("state")).map(lambda number: 2 * number, count())
+    assert [next(answers) for _ in range(1000)] == list(range(0, 2000, 2))
+    answers.close()
 
 
 def test_an_object_of_somebody_else_is_never_touched(bucket):

@@ -10,6 +10,7 @@ import pytest
 from small_run import DIM, make_plan, make_schema, windows
 
 from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
+from gte_vectorize.store.files import Damaged
 from gte_vectorize.store.publish import make_folder, publish, publish_bytes, read_back, sha256
 from gte_vectorize.writer.part import PartWriter, parquet_writer
 
@@ -51,6 +52,33 @@ def test_a_flipped_bit_in_the_data_is_found(part, seed):
 
     with pytest.raises(VectorizeError, match=r"discarded"):
         read_back(part, SCHEMA, TASK.num_rows)
+
+
+def test_no_bit_of_the_footer_makes_it_a_bug(part):
+    """Some have pyarrow raise what it raises for nothing else: ValueError, UnicodeDecodeError."""
+    whole, causes = part.read_bytes(), set()
+    footer = int.from_bytes(whole[-8:-4], "little")
+    for bit in range(8 * (len(whole) - 8 - footer), 8 * len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        part.write_bytes(damaged)
+        try:
+            read_back(part, SCHEMA, TASK.num_rows)
+        except Damaged as error:
+            causes.add(type(error.__cause__))
+        except VectorizeError:
+            pass
+    assert UnicodeDecodeError in causes
+
+
+def test_a_lack_of_memory_is_no_damage(part, monkeypatch):
+    def exhausted(*_: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", exhausted)
+    with pytest.raises(TemporaryError, match="memory ran out") as caught:
+        read_back(part, SCHEMA, TASK.num_rows)
+    assert not isinstance(caught.value, Damaged)
 
 
 def test_a_truncated_or_foreign_file_is_found(part):
@@ -114,6 +142,13 @@ def test_a_link_at_the_final_name_is_neither_followed_nor_adopted(tmp_path):
     (tmp_path / "final").symlink_to(tmp_path / "elsewhere")
 
     with pytest.raises(OutputError):
+        publish_bytes(b"one", tmp_path / "final", tmp_path / "tmp")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_at_the_final_name_is_refused_without_waiting_for_it(tmp_path, make):
+    make(tmp_path / "final")
+    with pytest.raises(OutputError, match=r"final.* exists"):
         publish_bytes(b"one", tmp_path / "final", tmp_path / "tmp")
 
 

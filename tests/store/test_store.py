@@ -1,3 +1,4 @@
+import fcntl
 import hashlib
 import json
 import os
@@ -6,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,10 +19,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from small_run import DIM, FIELDS, SHARDS, make_plan, make_schema, run, windows
+from small_run import DIM, FIELDS, SHARDS, make_plan, make_schema, run, windows, write_task
 
 from gte_vectorize.batch import Shard
 from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
+from gte_vectorize.store import space
 from gte_vectorize.store.store import Store
 from gte_vectorize.writer.part import PartWriter
 
@@ -240,6 +243,43 @@ def test_a_link_under_a_parts_name_is_never_removed(tmp_path):
     assert (tmp_path / "out/part-000001.parquet").is_symlink()
 
 
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_what_took_the_place_of_a_recorded_part_is_never_removed(tmp_path, kind):
+    run(tmp_path / "out", tasks=2)
+    part, moved = tmp_path / "out/part-000001.parquet", tmp_path / "moved.parquet"
+    part.rename(moved)
+    part.symlink_to(moved) if kind == "link" else part.mkdir()
+
+    with pytest.raises(OutputError, match=r"part-000001\.parquet' exists"):
+        run(tmp_path / "out")
+    assert part.is_symlink() or part.is_dir()
+
+
+def test_a_part_that_a_rival_has_recorded_meanwhile_is_never_replaced(tmp_path):
+    plan, schema = make_plan(), make_schema()
+    with Store.open(tmp_path / "out", plan, schema) as late:
+        late._release()  # as a file system does that loses locks
+        with Store.open(tmp_path / "out", plan, schema) as rival:
+            write_task(rival, plan.tasks[0], schema, model="other vectors", step=lambda: None)
+            before = (tmp_path / "out/part-000000.parquet").read_bytes()
+            with pytest.raises(OutputError, match=r"part-000000\.parquet' exists"):
+                write_task(late, plan.tasks[0], schema, model=FIELDS["model"], step=lambda: None)
+            assert (tmp_path / "out/part-000000.parquet").read_bytes() == before
+
+
+def test_a_directory_is_not_finished_without_a_part_that_was_published(tmp_path):
+    plan, schema = make_plan(), make_schema()
+    with Store.open(tmp_path / "out", plan, schema) as store:
+        for task in store.pending():
+            write_task(store, task, schema, model=FIELDS["model"], step=lambda: None)
+        (tmp_path / "out/part-000001.parquet").unlink()
+        with pytest.raises(TemporaryError, match=r"part-000001\.parquet' has been removed"):
+            store.finish()
+    assert not (tmp_path / "out/_SUCCESS").exists()
+    run(tmp_path / "out")
+    assert (tmp_path / "out/_SUCCESS").exists()
+
+
 def test_a_success_that_does_not_fit_the_manifest_vouches_for_nothing(tmp_path):
     run(tmp_path / "out")
     files = tree(tmp_path)
@@ -279,6 +319,42 @@ def test_a_damaged_part_is_found_when_the_single_file_is_assembled(tmp_path):
     assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
 
 
+def test_a_part_with_another_footer_than_recorded_is_made_again(tmp_path):
+    """Page checksums do not cover the footer; this bit has pyarrow raise ValueError."""
+    run(tmp_path / "out.parquet")
+    whole = (tmp_path / "out.parquet").read_bytes()
+    run(tmp_path / "again/out.parquet", tasks=5)
+    part = tmp_path / "again/.out.parquet.state/parts/part-000001.parquet"
+    data = bytearray(part.read_bytes())
+    data[data.rindex(b"parquet-cpp")] ^= 0x80
+    part.write_bytes(data)
+
+    with pytest.raises(TemporaryError, match=r"part-000001\.parquet' was damaged"):
+        run(tmp_path / "again/out.parquet")
+    run(tmp_path / "again/out.parquet")
+    assert (tmp_path / "again/out.parquet").read_bytes() == whole
+
+
+def test_a_lack_of_memory_takes_no_part_away(tmp_path, monkeypatch):
+    def exhausted(*_: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    run(tmp_path / "out.parquet", tasks=5)
+    before = states(tmp_path / ".out.parquet.state/parts")
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", exhausted)
+    with pytest.raises(TemporaryError, match="memory ran out"):
+        run(tmp_path / "out.parquet")
+    assert states(tmp_path / ".out.parquet.state/parts") == before
+
+
+def test_no_name_breaks_a_line_of_the_log(tmp_path, caplog):
+    run(tmp_path / "a\nb", tasks=1)
+    os.truncate(tmp_path / "a\nb/part-000000.parquet", 100)
+    run(tmp_path / "a\nb", tasks=1)
+    assert [record.message for record in caplog.records if "made again" in record.message]
+    assert not [record.message for record in caplog.records if "\n" in record.message]
+
+
 @pytest.mark.parametrize("tasks", [2, None])
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_another_model_is_refused_by_name_and_changes_nothing(tmp_path, name, tasks):
@@ -304,6 +380,27 @@ def test_a_long_list_of_differences_is_cut(tmp_path):
 
     with pytest.raises(OutputError, match="and 5 more"):
         run(tmp_path / "out", shards=tuple(Shard(f"/new/{index}.parquet", 1, 1, (1,)) for index in range(12)))
+
+
+def test_what_overwrite_removes_is_gone_for_good_before_the_plan_goes(tmp_path, monkeypatch):
+    """Or a power loss could bring parts back that no plan knows."""
+    run(tmp_path / "out", tasks=2)
+    events, sync, unlink = [], os.fsync, os.unlink
+
+    def watched_sync(descriptor):
+        events.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        sync(descriptor)
+
+    def watched_unlink(path, **options):
+        events.append(("unlink", Path(path).name))
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "fsync", watched_sync)
+    monkeypatch.setattr(os, "unlink", watched_unlink)
+    run(tmp_path / "out", fields=OTHER, overwrite=True, tasks=0)
+    gone = events[: events.index(("unlink", "plan.json"))]
+    for name, folder in (("part-000001.parquet", "out"), ("000001.json", "records")):
+        assert gone.index(("unlink", name)) < gone.index(("sync", folder))
 
 
 @pytest.mark.parametrize("tasks", [2, None])
@@ -479,6 +576,16 @@ def test_a_second_run_ends_at_once_and_the_lock_dies_with_its_process(tmp_path, 
     run(tmp_path / name)
 
 
+def test_a_glance_at_the_lock_ends_no_run(tmp_path):
+    run(tmp_path / "out", tasks=0)
+    with (tmp_path / "out/_gte_vectorize/lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        glance = threading.Timer(0.1, fcntl.flock, (lock, fcntl.LOCK_UN))
+        glance.start()
+        run(tmp_path / "out", tasks=0)
+        glance.join()
+
+
 def test_the_lock_is_free_again_after_leaving_and_after_a_refusal(tmp_path):
     run(tmp_path / "out", tasks=1)
     with pytest.raises(OutputError):
@@ -495,6 +602,7 @@ def test_too_little_room_is_said_before_work(tmp_path, monkeypatch):
     with pytest.raises(TemporaryError, match=r"need at least .* GiB are free; make room"):
         run(tmp_path / "out")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 0, need))
+    monkeypatch.setattr(space, "_SLACK", 0)
     run(tmp_path / "out", tasks=1)
     with pytest.raises(TemporaryError, match="make room"):
         run(tmp_path / "out.parquet")
@@ -541,3 +649,29 @@ def test_a_part_with_too_few_rows_is_not_published(tmp_path):
             part.write(window, columns.to_batches())
         assert store.pending()[0] is task
     assert list((tmp_path / "out").glob("part-*")) == []
+
+
+def test_a_file_that_a_rival_of_the_same_plan_published_is_adopted(tmp_path):
+    """Two runs that no lock kept apart can leave the file without the manifest that vouches for it."""
+    run(tmp_path / "out.parquet")
+    before = (tmp_path / "out.parquet").stat().st_ino, (tmp_path / "out.parquet").read_bytes()
+    (tmp_path / ".out.parquet.state/manifest.json").unlink()
+    run(tmp_path / "out.parquet")
+    assert ((tmp_path / "out.parquet").stat().st_ino, (tmp_path / "out.parquet").read_bytes()) == before
+    assert (tmp_path / ".out.parquet.state/manifest.json").exists()
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_a_device_that_answers_differently_does_not_go_on(tmp_path, name):
+    plan, schema = make_plan(), make_schema()
+    with Store.open(tmp_path / name, plan, schema) as store:
+        store.recognise("one")
+        store.recognise("one")
+        store.recognise("two")  # nothing is published that it could differ from
+    run(tmp_path / name, tasks=1)
+    with Store.open(tmp_path / name, plan, schema) as store:
+        store.recognise("two")
+        with pytest.raises(OutputError, match=r"other bits than the one that began .*--overwrite"):
+            store.recognise("three")
+    with Store.open(tmp_path / name, make_plan(OTHER), make_schema(OTHER), overwrite=True) as store:
+        store.recognise("three")

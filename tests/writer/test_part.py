@@ -297,8 +297,8 @@ def test_a_full_disk_is_temporary_and_leaves_nothing(tmp_path, small_groups):
 @pytest.mark.parametrize(
     ("code", "error"),
     [
-        *((code, TemporaryError) for code in (errno.ENOSPC, errno.EIO)),
-        *((code, OutputError) for code in (errno.EACCES, errno.ENOSYS, errno.EMLINK)),
+        *((code, TemporaryError) for code in (errno.ENOSPC, errno.EIO, errno.ENOTCONN)),
+        *((code, OutputError) for code in (errno.EACCES, errno.ENOSYS, errno.EXDEV, errno.EISDIR)),
         (errno.EPIPE, OSError),
     ],
 )

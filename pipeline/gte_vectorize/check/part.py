@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 from gte_vectorize.batch import Bool, Status, Task
 from gte_vectorize.check.difference import Difference, Ranges, of_tasks
 from gte_vectorize.reader.storage import reading
-from gte_vectorize.store.local import file_size
-from gte_vectorize.store.publish import Content, sha256
+from gte_vectorize.store.publish import Content, file_size, sha256
 from gte_vectorize.writer.schema import schema_fingerprint
 
 NORM_TOLERANCE = 1e-3
@@ -27,13 +26,14 @@ BATCH_ROWS = 4096
 
 @dataclass(slots=True)
 class CheckedFile:
-    """`bytes` is -1 for a file that is missing; the counts are of the rows that could be read."""
+    """`bytes` is -1 for a file that is missing; the counts are of the rows that could be read, `unread` if not all."""
 
     bytes: int = -1
     sha256: str = ""
     rows: int = 0
     tokens: int = 0
     truncated: int = 0
+    unread: bool = False
     status: Counter[str] = field(default_factory=Counter)
     differences: list[Difference] = field(default_factory=list)
 
@@ -58,6 +58,7 @@ def check_file(path: Path, name: str, tasks: Sequence[Task], schema: str) -> Che
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             _check_groups(file, name, tasks, schema, checked)
     except Exception as error:  # A damaged footer takes pyarrow to no end of places.
+        checked.unread = True
         checked.differences.append(of_tasks(name, f"cannot be read ({type(error).__name__})", tasks))
     return checked
 
@@ -92,6 +93,7 @@ def _check_groups(file: Any, name: str, tasks: Sequence[Task], schema: str, chec
         except Exception as error:  # as above
             unread = f"cannot be read ({type(error).__name__})"
         if done != count:
+            checked.unread = True
             note([(np.ones(count - done, np.bool_), unread)], first + done)
         first += count
     for (owner, what), ranges in found.items():

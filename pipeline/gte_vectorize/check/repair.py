@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from gte_vectorize.check.restore import restore_config
-from gte_vectorize.check.verify import Verification, files_of, verify
+from gte_vectorize.check.verify import Verification, files_of, verify, verify_held
 from gte_vectorize.config import Config
 from gte_vectorize.errors import OutputError, TemporaryError, VerificationFailed
 from gte_vectorize.job import prepare
 from gte_vectorize.progress import Progress
-from gte_vectorize.store.inspect import Papers, forget, hold, read_papers
+from gte_vectorize.store.inspect import Papers, find_output, forget, hold, read_papers
+from gte_vectorize.store.layout import Layout
 from gte_vectorize.store.manifest import publish_file_manifest, unpublish_manifest
 from gte_vectorize.store.plan import Plan, differences
 from gte_vectorize.store.record import publish_record
 from gte_vectorize.store.store import Store
+from gte_vectorize.writer.part import storage_errors
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +38,21 @@ def repair(
     Raises VerificationFailed for damage that cannot be repaired, TemporaryError where the original command has to be
     run again or a run is at work, and what `run` raises.
     """
-    found = verify(output)
-    if found.state == "running":
-        raise TemporaryError(f"a run is writing {str(output)!r}; when it has ended, repair it")
-    if not found.differences:
-        return found
-    for difference in found.differences:
-        log.warning("%s", difference.line())
-    plan = _repairable(found)
-    config = restore_config(found, model) if found.finished and found.broken else None
-    if config is not None:
-        _refuse_another(config, plan)
-    with hold(found.layout):
-        _clear(found, plan, read_papers(found.layout))
+    layout = find_output(output)
+    if not layout.plan.exists():
+        raise _no_plan(layout)
+    with hold(layout):  # what a run has made meanwhile must not be taken for what was damaged before
+        found = verify_held(layout)
+        if not found.differences:
+            return found
+        for difference in found.differences:
+            log.warning("%s", difference.line())
+        plan = _repairable(found)
+        config = restore_config(found, model) if found.finished and found.broken else None
+        if config is not None:
+            _refuse_another(config, plan)
+        with storage_errors(layout.output):
+            _clear(found, plan, read_papers(layout))
     if not found.finished or (found.broken and config is None):
         raise TemporaryError(
             f"what was damaged of {str(output)!r} is removed; run the original command again: it makes that anew, and "
@@ -57,7 +62,7 @@ def repair(
         from gte_vectorize.run import run
 
         run(config, on_progress)
-    elif not found.layout.single:
+    elif not layout.single:
         _finish(found, plan)
     return verify(output)
 
@@ -66,12 +71,7 @@ def _repairable(found: Verification) -> Plan:
     """The plan. VerificationFailed: it is damaged; or a single file is, and nothing says that it is ours to remove."""
     layout = found.layout
     if found.plan is None:
-        moved = "" if layout.plan.exists() else "move the output away and "
-        advice = f"{moved}run the original command again with --overwrite"
-        raise VerificationFailed(
-            f"{str(layout.plan)!r} is damaged or missing, and only it says what the output is made of; {advice}: "
-            "everything is made anew"
-        )
+        raise _no_plan(layout)
     papers = read_papers(layout)
     claimed = papers.legible or papers.manifest_contents()
     if layout.single and found.finished and found.broken and layout.output.exists() and not claimed:
@@ -80,6 +80,14 @@ def _repairable(found: Verification) -> Plan:
             "original command again"
         )
     return found.plan
+
+
+def _no_plan(layout: Layout) -> VerificationFailed:
+    moved = "" if layout.plan.exists() else "move the output away and "
+    return VerificationFailed(
+        f"{str(layout.plan)!r} is damaged or missing, and only it says what the output is made of; {moved}run the "
+        "original command again with --overwrite: everything is made anew"
+    )
 
 
 def _refuse_another(config: Config, plan: Plan) -> None:
@@ -103,12 +111,13 @@ def _clear(found: Verification, plan: Plan, papers: Papers) -> None:
     layout = found.layout
     for path, tasks in files_of(layout, plan, found.finished):
         if tasks[0].index in found.broken:
-            log.warning("%s is removed, to be made again: %d rows", path, sum(task.num_rows for task in tasks))
+            log.warning("%r is removed, to be made again: %d rows", str(path), sum(task.num_rows for task in tasks))
             forget(path)
     unpublish_manifest(layout)
     if layout.single and found.finished:
         if not found.broken:
             publish_file_manifest(layout, plan, found.contents[0])
+            shutil.rmtree(layout.tmp, ignore_errors=True)
         return
     for task in plan.tasks:
         record, content = layout.record(task.index), found.contents.get(task.index)

@@ -11,9 +11,9 @@ from typing import Any
 from gte_vectorize.errors import OutputError, TemporaryError, VerificationFailed
 from gte_vectorize.store.inspect import Papers, claims_to_be_finished, find_output, is_held, read_papers
 from gte_vectorize.store.layout import Layout
-from gte_vectorize.store.local import file_size
 from gte_vectorize.store.manifest import Totals, finished
 from gte_vectorize.store.plan import Plan
+from gte_vectorize.store.publish import file_size
 
 ADVICE = {
     "finished": "nothing is left to do",
@@ -92,7 +92,8 @@ def job_status(output: str | Path) -> JobStatus:
             f"the plan of {str(output)!r} {papers.damaged[layout.plan]}, so nothing can be said of the job; "
             "see gte-vectorize repair"
         )
-    totals = finished(layout, plan)
+    # While its parts are there, a single file may be an older one of the same size.
+    totals = None if layout.single and layout.parts.exists() else finished(layout, plan)
     held, lost = _published(layout, papers)
     if is_running:
         state = "running"

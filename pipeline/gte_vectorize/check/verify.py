@@ -101,16 +101,25 @@ class Verification:
 def verify(output: str | Path) -> Verification:
     """Check a finished output, or of an unfinished one what is published. Nothing is written.
 
+    Differences are looked for once more, and reported when they are the same.
+
     Raises OutputError for what is no output, TemporaryError or InputError where its storage cannot be read.
     """
-    layout = find_output(output)
+    layout, before = find_output(output), None
     while True:
-        claimed = _state(layout)
-        found = Verification(layout=layout, state=claimed)
+        found = Verification(layout=layout, state="running" if is_held(layout) else _state(layout))
         _check(found)
-        # A run that ended meanwhile has removed the parts that went into a single file.
-        if not found.differences or claimed != "running" or _state(layout) == claimed:
+        # A run that begins, goes on or ends meanwhile removes files that it has no more use for.
+        if not found.differences or found.differences == before:
             return found
+        before = found.differences
+
+
+def verify_held(layout: Layout) -> Verification:
+    """`verify`, while the caller keeps runs out."""
+    found = Verification(layout=layout, state=_state(layout))
+    _check(found)
+    return found
 
 
 def files_of(layout: Layout, plan: Plan, is_finished: bool) -> Iterator[tuple[Path, list[Task]]]:
@@ -127,8 +136,7 @@ def name_of(path: Path, layout: Layout) -> str:
 
 
 def _state(layout: Layout) -> str:
-    if is_held(layout):
-        return "running"
+    """Of an output that no run is writing."""
     return "finished" if claims_to_be_finished(layout) or _is_unswept(layout) else "interrupted"
 
 
@@ -173,6 +181,11 @@ def _check_file(
     found.rows += checked.rows
     found.differences += checked.differences
     known = {claim.sha256 for claim in claims.values() if claim} or papers.legible
+    if checked.unread and checked.sha256 in known:
+        raise TemporaryError(
+            f"{str(path)!r} cannot be read, and yet holds the bytes that were published: check disk and memory, then "
+            "run the same command again"
+        )
     if checked.bytes >= 0 and checked.sha256 not in known:
         who = " and ".join(who for who, claim in claims.items() if claim)
         what = f"has other bytes than stated by {who}" if who else "is vouched for by nothing that can still be read"
@@ -197,8 +210,15 @@ def _check_manifest(found: Verification, plan: Plan, papers: Papers, listed: dic
         found.differ(layout.manifest, "is missing")
     elif papers.manifest is not None and not fits:
         found.differ(layout.manifest, "does not say what the plan and the files hold")
-    if fits and not layout.single and layout.success.read_bytes() != seal(layout.manifest.read_bytes()):
+    if fits and not layout.single and not _is_sealed(layout):
         found.differ(layout.success, f"does not hold the SHA-256 of {layout.manifest.name!r}")
+
+
+def _is_sealed(layout: Layout) -> bool:
+    try:
+        return layout.success.read_bytes() == seal(layout.manifest.read_bytes())
+    except FileNotFoundError:  # a run has begun
+        return False
 
 
 def _check_strangers(found: Verification, plan: Plan) -> None:

@@ -8,6 +8,7 @@ that computes wrongly is not published.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -34,6 +35,11 @@ class Canary:
     passages: Passages
     vectors: Float32
     weights: int
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the vectors' bits, in hex."""
+        return hashlib.sha256(self.vectors.tobytes()).hexdigest()
 
 
 def ask(encoder: Encoder, spec: ModelSpec, *, device: str, dtype: str) -> Canary:

@@ -61,6 +61,9 @@ class Files(Protocol):
     def remove(self, file: Path) -> None:
         """The file may be missing."""
 
+    def settle(self, folder: Path) -> None:
+        """What was removed in the folder, which may be missing, stays removed, also after a power loss."""
+
     def clear(self, folder: Path) -> None:
         """Remove all that lies in the folder, as far as that can be done."""
 

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from gte_vectorize.errors import OutputError, TemporaryError
 from gte_vectorize.reader.storage import is_remote, reading
-from gte_vectorize.store.layout import Layout, find_layout
-from gte_vectorize.store.local import file_size
+from gte_vectorize.store.layout import Layout, find_layout, lock_of
 from gte_vectorize.store.plan import Plan
-from gte_vectorize.store.publish import Content
+from gte_vectorize.store.publish import Content, file_size
+from gte_vectorize.writer.part import storage_errors
 from gte_vectorize.writer.schema import canonical_json
 
 
@@ -53,7 +53,9 @@ def find_output(output: str | Path) -> Layout:
     if is_remote(str(output)):
         raise OutputError("only outputs on a local file system can be looked at; copy it here, state and all")
     layout = find_layout(output, ())
-    if not layout.plan.exists() and not layout.manifest.exists():
+    with reading(str(output), "looking for its plan"):
+        found = layout.plan.exists() or layout.manifest.exists()
+    if not found:
         raise OutputError(
             f"{str(output)!r} is not an output of gte-vectorize, or its state {str(layout.state)!r} is gone; "
             "name what a run has written"
@@ -83,14 +85,15 @@ def read_papers(layout: Layout) -> Papers:
 
 def is_held(layout: Layout) -> bool:
     """Whether a run holds the output. Nothing is written: the lock is tried shared, and let go at once."""
-    try:
-        with (layout.local / "lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    with reading(str(layout.output), "looking at its lock"):
+        try:
+            with (layout.local / "lock").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
         return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def claims_to_be_finished(layout: Layout) -> bool:
@@ -105,9 +108,10 @@ def claims_to_be_finished(layout: Layout) -> bool:
 
 @contextmanager
 def hold(layout: Layout) -> Iterator[None]:
-    """Keep runs out. TemporaryError: one is in."""
+    """Keep runs out. TemporaryError: one is in. OutputError: this user may not write there."""
     try:
-        held = FileLock(layout.local / "lock", timeout=0, mode=0o600).acquire()
+        with storage_errors(layout.output):
+            held = lock_of(layout).acquire()
     except Timeout:
         raise TemporaryError(
             f"a run is writing {str(layout.output)!r}; when it has ended, run the same command again"

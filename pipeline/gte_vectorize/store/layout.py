@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 from gte_vectorize.batch import Shard
 from gte_vectorize.errors import OutputError
 from gte_vectorize.reader.storage import split_uri
@@ -16,6 +18,9 @@ from gte_vectorize.store.bucket import Key
 from gte_vectorize.store.files import Files
 from gte_vectorize.store.local import LocalFiles
 from gte_vectorize.store.s3 import S3Files
+
+LOCK_PATIENCE = 0.5
+"""Seconds. Whoever asks whether a run is at work holds the lock for an instant, and that must not end a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,11 @@ class Layout:
     @property
     def plan(self) -> Path:
         return self.state / "plan.json"
+
+    @property
+    def canary(self) -> Path:
+        """What the device that began this output answers to known texts."""
+        return self.state / "canary.json"
 
     @property
     def records(self) -> Path:
@@ -85,6 +95,11 @@ def _cache() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "gte-vectorize"
     except RuntimeError as error:  # a container's user without a name
         raise OutputError("there is no home folder for the parts on their way; set XDG_CACHE_HOME") from error
+
+
+def lock_of(layout: Layout) -> FileLock:
+    """The lock that runs on this machine hold, not taken yet."""
+    return FileLock(layout.local / "lock", timeout=LOCK_PATIENCE, mode=0o600, thread_local=False)
 
 
 def refuse_foreign(at: Layout, *, overwrite: bool) -> None:

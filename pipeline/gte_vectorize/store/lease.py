@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gte_vectorize.errors import TemporaryError, VectorizeError
+from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
 from gte_vectorize.store.bucket import Bucket
 
 BEAT = 60.0
@@ -51,10 +51,23 @@ class Lease:
                     f"{found.age:.0f} s ago; when it has ended, or been silent for {EXPIRES / 60:.0f} minutes, run the "
                     "same command again"
                 )
-            log.warning("%s: its run has been silent for %.0f s and is taken for dead", self._file, found.age)
+            log.warning("%r: its run has been silent for %.0f s and is taken for dead", str(self._file), found.age)
         self._etag = self._write(found.etag if found else None, self._claim())
         self.check()
         self._thread.start()
+
+    def require_conditions(self) -> None:
+        """OutputError where a second object replaces the first although it must not: the lease itself is there."""
+        try:
+            self._bucket.put(self._file, b"", None)
+        except FileExistsError:
+            return
+        self._etag = None
+        self._bucket.ask("delete_object", self._file)
+        raise OutputError(
+            f"{str(self._output)!r}: this store ignores If-None-Match, so two runs could overwrite each other's "
+            "files there; write locally, then copy"
+        )
 
     def check(self) -> None:
         """TemporaryError: another run has taken the output over."""

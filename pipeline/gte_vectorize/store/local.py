@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from gte_vectorize.store.files import R, T
-from gte_vectorize.store.publish import make_folder, publish, sha256
+from gte_vectorize.store.publish import file_size, make_folder, publish, settle, sha256
 
 
 class LocalFiles:
@@ -43,6 +42,9 @@ class LocalFiles:
     def remove(self, file: Path) -> None:
         file.unlink(missing_ok=True)
 
+    def settle(self, folder: Path) -> None:
+        settle(folder)
+
     def clear(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -54,12 +56,3 @@ class LocalFiles:
 
     def unsettled(self) -> bool:
         return False
-
-
-def file_size(path: Path) -> int | None:
-    """Bytes of a regular file; None for anything else or nothing."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 
 from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
 from gte_vectorize.failpoint import failpoint
+from gte_vectorize.store.files import Damaged
 from gte_vectorize.writer.part import create_file, storage_errors
 
 
@@ -75,7 +77,7 @@ def publish(temp: Path, final: Path, *, replace: bool = False) -> None:
             try:
                 os.link(temp, final, follow_symlinks=False)
             except FileExistsError:
-                if final.is_symlink() or sha256(final) != sha256(temp):
+                if file_size(final) is None or sha256(final) != sha256(temp):
                     raise in_the_way(final) from None
         failpoint("publish.syncdir")
         _sync(final.parent)
@@ -85,6 +87,12 @@ def in_the_way(final: Path) -> OutputError:
     return OutputError(
         f"{str(final)!r} exists and holds something else than this run makes; move it away, or choose another output"
     )
+
+
+def settle(folder: Path) -> None:
+    """Sync the names in a folder, which may be missing."""
+    if folder.is_dir():
+        _sync(folder)
 
 
 def publish_bytes(data: bytes, final: Path, tmp: Path, publish: Callable[[Path, Path], None] = publish) -> None:
@@ -100,33 +108,53 @@ def publish_bytes(data: bytes, final: Path, tmp: Path, publish: Callable[[Path, 
 def read_back(path: Path, schema: pa.Schema, num_rows: int) -> Content:
     """Read a whole Parquet file and check it: page checksums, columns, rows, and a usable vector in each ok row.
 
-    TemporaryError: the bytes are not what was written. VectorizeError: what was written is wrong.
+    Damaged: the bytes are not what was written. VectorizeError: what was written is wrong.
     """
     status: Counter[str] = Counter()
     rows = tokens = truncated = 0
-    try:
-        failpoint("part.readback")
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if not file.schema_arrow.equals(schema, check_metadata=True):
-                raise _wrong(path, "its columns or metadata are not those of this run")
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group)
-                _check_vectors(path, table)
-                rows += table.num_rows
-                tokens += pc.sum(table["n_tokens"]).as_py()
-                truncated += pc.sum(table["truncated"]).as_py()
-                for count in pc.value_counts(table["status"]).to_pylist():
-                    status[count["values"]] += count["counts"]
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise TemporaryError(
-            f"{path.name!r} cannot be read back as it was written; it is discarded: "
-            "check disk and memory, then run the same command again"
-        ) from error
+    failpoint("part.readback")
+    for table in read_tables(path):
+        if not table.schema.equals(schema, check_metadata=True):
+            raise _wrong(path, "its columns or metadata are not those of this run")
+        _check_vectors(path, table)
+        rows += table.num_rows
+        tokens += pc.sum(table["n_tokens"]).as_py() or 0
+        truncated += pc.sum(table["truncated"]).as_py() or 0
+        for count in pc.value_counts(table["status"]).to_pylist():
+            status[count["values"]] += count["counts"]
     if rows != num_rows:
         raise _wrong(path, f"it holds {rows} rows instead of {num_rows}")
     return Content(path.stat().st_size, sha256(path), rows, tokens, truncated, dict(status))
+
+
+def read_tables(path: Path) -> Iterator[pa.Table]:
+    """A table without rows, for its schema, then one for each row group.
+
+    Damaged: the file is no whole Parquet file. TemporaryError: memory ran out. OSError: the storage failed.
+    """
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file.schema_arrow.empty_table()
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group)
+    except Exception as error:  # A damaged footer takes pyarrow to no end of places.
+        if getattr(error, "errno", None) is not None:
+            raise
+        if isinstance(error, MemoryError):
+            raise TemporaryError(f"{path.name!r} cannot be read: memory ran out; run the same command again") from error
+        raise Damaged(
+            f"{path.name!r} cannot be read back as it was written; it is discarded: "
+            "check disk and memory, then run the same command again"
+        ) from error
+
+
+def file_size(path: Path) -> int | None:
+    """Bytes of a regular file; None for anything else or nothing."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def sha256(path: Path) -> str:

@@ -40,9 +40,10 @@ def published(layout: Layout, plan: Plan) -> Iterator[tuple[int, Content]]:
             return None
         if content is not None and files.size(part) == content.bytes:
             return content
-        log.warning("%s is missing or not what its record says: it is made again", part)
+        log.warning("%r is missing or not what its record says: it is made again", str(part))
         files.remove(record)
-        if content is not None:
+        # What is no file is not ours.
+        if content is not None and files.size(part) is not None:
             files.remove(part)
         return None
 

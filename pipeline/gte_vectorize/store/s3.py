@@ -12,15 +12,16 @@ import base64
 import hashlib
 import json
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from gte_vectorize.errors import OutputError, TemporaryError
+from gte_vectorize.errors import TemporaryError
 from gte_vectorize.failpoint import failpoint
 from gte_vectorize.store.bucket import CONNECTIONS, Bucket, Conflict, Key, pause, told_sha256
 from gte_vectorize.store.files import Damaged, R, T
@@ -41,7 +42,6 @@ class S3Files:
         self._output = output
         self._bucket = Bucket()
         self._lease = state / "lease.json"
-        self._probe = state / "probe"
         self._upload = state / "upload.json"
 
     def make_folder(self, folder: Path) -> None:
@@ -113,19 +113,28 @@ class S3Files:
         with suppress(FileNotFoundError):
             self._bucket.ask("delete_object", file)
 
+    def settle(self, folder: Path) -> None:
+        """An answered request is settled."""
+
     def clear(self, folder: Path) -> None:
         for _ in self.map(lambda name: self.remove(folder / name), self.names(folder)):
             pass
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        asked: deque[Future[R]] = deque()
         with ThreadPoolExecutor(CONNECTIONS) as pool:
-            yield from pool.map(function, items)
+            for item in items:
+                asked.append(pool.submit(function, item))
+                if len(asked) > 2 * CONNECTIONS:
+                    yield asked.popleft().result()
+            while asked:
+                yield asked.popleft().result()
 
     def claim(self, local: Path) -> Lease:
-        self._require_conditions()
         lease = Lease(self._bucket, self._lease, holder=_holder(local), output=self._output)
         lease.take()
         try:
+            lease.require_conditions()
             self._abort_upload()
         except BaseException:
             lease.release(settled=False)
@@ -147,20 +156,6 @@ class S3Files:
         if found is None:
             return None
         return found["ContentLength"] == size and (told_sha256(found) or self.sha256(file)) == digest
-
-    def _require_conditions(self) -> None:
-        """OutputError where a second object replaces the first although it must not."""
-        try:
-            for _ in range(2):
-                self._bucket.ask("put_object", self._probe, Body=b"", IfNoneMatch="*")
-        except FileExistsError:
-            self.remove(self._probe)
-            return
-        self.remove(self._probe)
-        raise OutputError(
-            f"{str(self._output)!r}: this store ignores If-None-Match, so two runs could overwrite each other's "
-            "files there; write locally, then copy"
-        )
 
     def _send(self, temp: Path, final: Path, size: int, digest: str, condition: dict[str, str]) -> None:
         send = self._put if size <= LARGEST_PUT else self._put_pieces

@@ -20,21 +20,23 @@ from pathlib import Path
 from typing import Self
 
 import pyarrow as pa
-from filelock import FileLock, Timeout
+import pyarrow.parquet as pq
+from filelock import Timeout
 
 from gte_vectorize.batch import Task
 from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
 from gte_vectorize.failpoint import failpoint
 from gte_vectorize.reader.convert import remove_leftovers
 from gte_vectorize.store.assemble import assemble
-from gte_vectorize.store.files import Claim
-from gte_vectorize.store.layout import Layout, find_layout, refuse_foreign
+from gte_vectorize.store.files import Claim, Damaged
+from gte_vectorize.store.layout import Layout, find_layout, lock_of, refuse_foreign
 from gte_vectorize.store.manifest import Totals, finished, publish_file_manifest, publish_manifest, unpublish_manifest
 from gte_vectorize.store.plan import Plan, differences
 from gte_vectorize.store.publish import Content, make_folder, publish_bytes, read_back, scratch
 from gte_vectorize.store.record import publish_record, published
-from gte_vectorize.store.space import require_space
+from gte_vectorize.store.space import require_space, wait_for_space
 from gte_vectorize.writer.part import storage_errors
+from gte_vectorize.writer.schema import canonical_json
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +59,10 @@ class Store:
         self._at = layout
         self._plan = plan
         self._schema = schema
+        self._dim: int = schema.field("embedding").type.list_size
         self._overwrite = overwrite
         self._files = layout.files
-        self._lock = FileLock(layout.local / "lock", timeout=0, mode=0o600, thread_local=False)
+        self._lock = lock_of(layout)
         self._claim: Claim | None = None
         self._settled = False
         self._contents: dict[int, Content] = {}
@@ -101,15 +104,36 @@ class Store:
         """What the parts that are published hold together."""
         return self._totals or Totals.of(self._contents.values())
 
+    def recognise(self, answer: str) -> None:
+        """Hold a device's answer to known texts against that of the device that began this output.
+
+        The plan names what decides bits, but not all of it: kernels may fall back to others, and libraries of one
+        version come in many builds. OutputError: the answer differs, and parts of the other device are published.
+        """
+        path, new = self._at.canary, canonical_json({"answer": answer}).encode()
+        with storage_errors(path):
+            other = self._files.exists(path) and self._files.read(path) != new
+        if other:
+            if self._contents:
+                raise OutputError(
+                    f"this machine computes other bits than the one that began {str(self._at.output)!r}, which would "
+                    "mix two kinds of vectors: go on there (a warning above may say what is missing here), or use "
+                    "--overwrite"
+                )
+            self._files.remove(path)
+        if not self._files.exists(path):
+            publish_bytes(new, path, self._at.tmp, self._files.publish)
+
     @contextmanager
     def part(self, task: Task) -> Iterator[Path]:
         """A free temporary name for the task's part; leaving without an exception checks the file and publishes it.
 
         TemporaryError: the storage failed, or the file reads back differently. VectorizeError: the file is wrong.
         """
-        if self._claim is not None:
-            self._claim.check()
+        self._check_claim()
         final = self._at.part(task.index)
+        with storage_errors(final):
+            wait_for_space(self._at, task, dim=self._dim)
         with scratch(self._at.tmp) as folder:
             temp = folder / final.name
             yield temp
@@ -123,15 +147,19 @@ class Store:
     def finish(self) -> Totals:
         """Publish what says that all is there: a directory's manifest and _SUCCESS, or the single file itself.
 
-        VectorizeError: a task is still pending.
+        VectorizeError: a task is still pending. TemporaryError: a part is not there any more, or the output is
+        another run's by now.
         """
         if self._totals is not None:
             return self._totals
         if pending := self.pending():
             raise VectorizeError(f"{len(pending)} of {len(self._plan.tasks)} parts are missing; run the command again")
+        self._check_claim()
         if self._at.single:
             self._totals = Totals.of([self._publish_single()])
         else:
+            with storage_errors(self._at.output):
+                self._require_parts()
             publish_manifest(self._at, self._plan, self._contents)
             self._totals = Totals.of(self._contents.values())
         self._sweep()
@@ -141,13 +169,27 @@ class Store:
         at, tasks = self._at, self._plan.tasks
         with scratch(at.tmp) as folder:
             temp = folder / at.output.name
-            assemble(self._files, (at.part(task.index) for task in tasks), temp, self._schema)
+            parts = ((at.part(task.index), self._contents[task.index]) for task in tasks)
+            assemble(self._files, parts, temp, self._schema)
             with storage_errors(at.output):
                 content = read_back(temp, self._schema, sum(task.num_rows for task in tasks))
             publish_file_manifest(at, self._plan, content)
             failpoint("single.link")
             self._files.publish(temp, at.output, replace=self._overwrite)
         return content
+
+    def _check_claim(self) -> None:
+        if self._claim is not None:
+            self._claim.check()
+
+    def _require_parts(self) -> None:
+        parts = {self._at.part(index): content.bytes for index, content in self._contents.items()}
+        for part, size in zip(parts, self._files.map(self._files.size, parts), strict=True):
+            if size != parts[part]:
+                raise TemporaryError(
+                    f"{str(part)!r} has been removed or changed since it was published; run the same command again to "
+                    "make it anew"
+                )
 
     def _take(self) -> None:
         at = self._at
@@ -181,7 +223,7 @@ class Store:
         if self.done:
             self._sweep()
             return
-        if at.single:
+        if at.single and not self._may_be_ours():
             refuse_foreign(at, overwrite=self._overwrite)
         unpublish_manifest(at)
         # Not before: with tmp/ gone, sizes alone are believed.
@@ -189,8 +231,18 @@ class Store:
         self._files.make_folder(at.records)
         self._files.make_folder(at.parts)
         self._contents = dict(published(at, self._plan))
-        dim = self._schema.field("embedding").type.list_size
-        require_space(at, self._plan, self.pending(), dim=dim)
+        require_space(at, self._plan, self.pending(), dim=self._dim)
+
+    def _may_be_ours(self) -> bool:
+        """Whether a single file is of our kind: then a rival of the same plan, whom no lock kept out, may have made it.
+
+        Publishing adopts it if its bytes are the same, and else refuses it.
+        """
+        try:
+            with self._files.copy(self._at.output, self._at.tmp) as path:
+                return bool(pq.read_schema(path).equals(self._schema, check_metadata=True))
+        except (OSError, pa.ArrowException, TemporaryError):
+            return False
 
     def _settle_plan(self) -> None:
         path, new, files = self._at.plan, self._plan.to_json(), self._files
@@ -225,26 +277,33 @@ class Store:
         for index in sorted(indices):
             self._files.remove(at.part(index))
             self._files.remove(at.record(index))
+        for folder in (at.parts, at.records):
+            self._files.settle(folder)
+        self._files.remove(at.canary)
         self._files.remove(at.plan)
 
     def _make_way(self, final: Path, task: Task, content: Content) -> None:
         """Remove a part without a record that is damaged, or that is this plan's but not what this run made.
 
         A crash between the two leaves a whole part, which is adopted if its bytes are the same. Publishing refuses
-        anything else.
+        anything else, and so a part that a rival has recorded meanwhile.
         """
         size = self._files.size(final)
         if size is None or (size == content.bytes and self._files.sha256(final) == content.sha256):
+            return
+        if self._files.exists(self._at.record(task.index)):
             return
         try:
             with self._files.copy(final, self._at.tmp) as path:
                 read_back(path, self._schema, task.num_rows)
             found = "has no record and other vectors than this run makes"
-        except TemporaryError:
+        except Damaged:
             found = "is damaged"
+        except TemporaryError:
+            raise
         except VectorizeError:
             return
-        log.warning("%s %s: it is replaced", final, found)
+        log.warning("%r %s: it is replaced", str(final), found)
         self._files.remove(final)
 
     def _sweep(self) -> None:
@@ -253,5 +312,7 @@ class Store:
         if self._at.single:
             self._files.clear(self._at.parts)
             self._files.clear(self._at.records)
+            if self._files.names(self._at.parts) or self._files.names(self._at.records):
+                return
         shutil.rmtree(self._at.tmp, ignore_errors=True)
         self._settled = True

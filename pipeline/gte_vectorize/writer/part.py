@@ -30,11 +30,12 @@ GROUP_BYTES = 64 << 20
 _MAX_GROUP_ROWS = 1 << 17
 _TEMPORARY = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
-    *(errno.ESTALE, errno.EMFILE, errno.ENFILE),
+    *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENOLCK, errno.EMFILE, errno.ENFILE),
+    errno.ENOENT,  # another run, which the lock did not keep out, has cleared the working folder
 }
 _REFUSED = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST),
-    *(errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EMLINK),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EMLINK, errno.EXDEV),
     *(errno.ENOTSUP, errno.ENOSYS),
 }
 
