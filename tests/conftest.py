@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import distributions
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ import pytest
 
 REPOSITORY = Path(__file__).parent.parent
 Job = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_server_is_left() -> Iterator[None]:
+    """What multiprocessing starts lives as long as its process; other tests count its children."""
+    yield
+    forkserver._forkserver._stop()
+    resource_tracker._resource_tracker._stop()
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,7 @@ def test_the_dictionary_is_json_and_holds_everything():
 
 
 def test_duplicates_are_told(caplog):
-    said = ("INFO", "40 rows are the same to the model as others of their task, and were not computed")
+    said = ("INFO", "rows that are the same as another to the model, and took its vector: 40")
     assert said in logged(make(duplicates=40), caplog)
 
 

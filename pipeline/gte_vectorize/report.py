@@ -63,9 +63,7 @@ class Report:
         rate = f", {self.computed_tokens / self.seconds:,.0f} tokens/s" if self.computed_tokens else ""
         log.info("%s: %d rows, %d tokens in %.1f s%s", self.output, self.rows, self.tokens, self.seconds, rate)
         if self.duplicates:
-            log.info(
-                "%d rows are the same to the model as others of their task, and were not computed", self.duplicates
-            )
+            log.info("rows that are the same as another to the model, and took its vector: %d", self.duplicates)
         others = self._counts(lambda status: status is not Status.OK)
         if others:
             (log.warning if self.failed else log.info)("rows without a vector: %s", others)

@@ -46,7 +46,7 @@ def ours(spec: ModelSpec, corpus: BenchCorpus) -> np.ndarray:
         return np.concatenate([w.vectors for w in encoder.stream(batches_of(encoder, corpus.windows))])
 
 
-@pytest.mark.parametrize("model", ["minilm_dir", "e5_dir"])
+@pytest.mark.parametrize("model", ["minilm_dir", pytest.param("e5_dir", marks=pytest.mark.slow)])
 def test_made_texts_have_the_promised_lengths(model: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     spec = load_model(request.getfixturevalue(model))
     texts = made_texts(spec, 400)

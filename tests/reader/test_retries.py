@@ -204,7 +204,7 @@ class TestS3:
             yield proxy
 
     @pytest.mark.parametrize("fault", ["503", "500", "lose", "cut"])
-    @pytest.mark.parametrize("failing", [1, 5])
+    @pytest.mark.parametrize("failing", [1, pytest.param(5, marks=pytest.mark.slow)])
     def test_requests_that_fail_for_a_while(self, proxy: Proxy, fault: str, failing: int) -> None:
         left = [fault] * failing
         with RowCursor("s3://corpora/b.parquet", ["text"]) as cursor:

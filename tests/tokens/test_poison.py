@@ -238,6 +238,7 @@ def test_slow_storage_is_not_silence_of_a_worker(
         assert psutil.Process().children() == before
 
 
+@pytest.mark.slow
 def test_storage_that_gives_nothing_is_a_temporary_error(
     spec: TokenizerSpec, tmp_path: Path, misdeeds: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
