@@ -14,7 +14,7 @@ from gte_vectorize.batch import EncodedWindow, Passages, Shard, Task, Window
 from gte_vectorize.encoder.canary import LENGTHS, after_every_task, ask, checked
 from gte_vectorize.encoder.cpu import CpuEncoder
 from gte_vectorize.encoder.encoder import open_encoder
-from gte_vectorize.encoder.forward import PackedForward
+from gte_vectorize.encoder.forward import PackedForward, _bits_sum
 from gte_vectorize.errors import DeviceError
 from gte_vectorize.model.spec import load_model
 
@@ -70,3 +70,14 @@ def test_a_flipped_bit_is_a_device_error_before_the_next_window(tiny_model: Call
         words.view(torch.int32)[7, 11] ^= 1  # of a word that no canary holds
     with pytest.raises(DeviceError, match="computes wrongly"):
         next(passed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+def test_any_bit_of_any_tensor_counts(dtype: torch.dtype) -> None:
+    for tensor in (torch.ones(11), torch.ones(2, 3, 5), torch.ones(9)[1:], torch.ones(4, 6).t(), torch.ones(())):
+        weights = tensor.to(dtype) if dtype != torch.float32 else tensor
+        before = int(_bits_sum(weights))
+        changed = weights.clone(memory_format=torch.contiguous_format)
+        changed.reshape(-1).view(torch.uint8)[-1] ^= 1
+        assert int(_bits_sum(weights)) == before
+        assert int(_bits_sum(changed)) != before
