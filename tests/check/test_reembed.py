@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from encoder.tiny import save_tiny
-from small_output import OUTPUTS, ROWS, copy_outputs, embed, forge, tree, with_column, with_vectors
+from small_output import OUTPUTS, ROWS, embed, forge, tree, with_column, with_vectors
 
 from gte_vectorize import InputError, ModelError
 from gte_vectorize.check import reembed as room
@@ -22,19 +22,6 @@ from gte_vectorize.cli import cli
 
 ALL = Fraction(1)
 WRONG = "has a vector that its text does not give"
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    for output in OUTPUTS:
-        embed(folder, output)
-    return folder
-
-
-@pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
-    return copy_outputs(whole, tmp_path)
 
 
 def again(folder: Path, output: str, rate: Fraction = ALL, model: Path | None = None) -> Verification:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
-from small_output import OUTPUTS, ROWS, TASK_ROWS, copy_outputs, embed, files_below, flip, forge, tree, with_vectors
+from small_output import OUTPUTS, ROWS, TASK_ROWS, embed, files_below, flip, forge, tree, with_vectors
 
 import gte_vectorize.run
 from gte_vectorize import InputError, ModelError, OutputError, vectorize
@@ -19,19 +19,6 @@ from gte_vectorize.errors import TemporaryError, VerificationFailed
 
 PART = "out/part-000002.parquet"
 RECORD = "out/_gte_vectorize/records/000002.json"
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    for output in OUTPUTS:
-        embed(folder, output)
-    return folder
-
-
-@pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
-    return copy_outputs(whole, tmp_path)
 
 
 def embed_again(folder: Path, output: str, whole: Path) -> None:
