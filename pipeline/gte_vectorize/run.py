@@ -23,7 +23,14 @@ import pyarrow as pa
 from gte_vectorize.batch import EncodedWindow, Task
 from gte_vectorize.config import Config, resolve
 from gte_vectorize.encoder.canary import Canary, after_every_task, ask, checked
-from gte_vectorize.encoder.encoder import Encoder, describe_device, open_encoder, resolve_device, resolve_dtype
+from gte_vectorize.encoder.encoder import (
+    Encoder,
+    batches_for,
+    describe_device,
+    open_encoder,
+    resolve_device,
+    resolve_dtype,
+)
 from gte_vectorize.errors import LimitExceeded
 from gte_vectorize.job import Job, prepare, worker_count
 from gte_vectorize.prefetch import prefetch
@@ -32,16 +39,13 @@ from gte_vectorize.reader.corpus import check_unchanged
 from gte_vectorize.reader.rows import RowCursor
 from gte_vectorize.report import Report
 from gte_vectorize.store.store import Store
-from gte_vectorize.tokens.batcher import token_batches
 from gte_vectorize.tokens.duplicates import fanned_out, marked
-from gte_vectorize.tokens.pieces import gathered
+from gte_vectorize.tokens.pieces import gathered, pieces_of
 from gte_vectorize.tokens.workers import TokenWorkers
 from gte_vectorize.writer.part import PartWriter
 
 BATCHES_AHEAD = 8
 WINDOWS_AHEAD = 2
-PIECE_ROWS = 4096
-"""Of what a worker tokenizes at a time. Several make a window, so that the first one is there soon."""
 
 log = logging.getLogger(__name__)
 
@@ -129,10 +133,10 @@ def _encode(
     tasks: Iterable[Task], workers: TokenWorkers, encoder: Encoder, canary: Canary, leaving: Event
 ) -> Iterator[EncodedWindow]:
     """Every window of the tasks, in order, with its vectors; ends at the next batch once the run is `leaving`."""
-    pieces = (piece for task in tasks for piece in task.windows(min(PIECE_ROWS, encoder.window_rows)))
+    pieces = pieces_of(tasks, encoder.window_rows)
     windows = marked(gathered(workers.stream(pieces, leaving), encoder.window_rows))
     passages = after_every_task(windows, canary)
-    batches = token_batches(passages, layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
+    batches = batches_for(encoder, passages)
     # Closed by name: the traceback of an error in the encoder would keep the thread alive, and it the workers.
     with closing(prefetch(batches, BATCHES_AHEAD)) as ahead:
         encoded = encoder.stream(takewhile(lambda _: not leaving.is_set(), ahead))

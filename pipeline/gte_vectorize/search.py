@@ -14,13 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gte_vectorize.batch import Float32, Shard, Status, Task, Window
-from gte_vectorize.encoder.encoder import open_encoder, resolve_device, resolve_dtype
+from gte_vectorize.encoder.encoder import batches_for, open_encoder, resolve_device, resolve_dtype
 from gte_vectorize.errors import InputError, ModelError
 from gte_vectorize.model.spec import ModelSpec, load_model
 from gte_vectorize.reader.listing import vectors_description
 from gte_vectorize.reader.rows import RowCursor
 from gte_vectorize.reader.storage import reading
-from gte_vectorize.tokens.batcher import token_batches
 from gte_vectorize.tokens.passages import read_passages
 from gte_vectorize.tokens.tokenizer import TextTokenizer
 from gte_vectorize.writer.schema import ADDED_COLUMNS
@@ -133,8 +132,7 @@ def _encode(spec: ModelSpec, queries: Sequence[str], prompt: str, device: str) -
         if status != Status.OK:
             raise InputError(f"query {number} has no usable text ({Status(status).name.lower()}); give it some words")
     with open_encoder(spec, device=device, dtype=resolve_dtype("auto", device), graphs=False) as encoder:
-        batches = token_batches([passages], layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
-        (encoded,) = encoder.stream(batches)
+        (encoded,) = encoder.stream(batches_for(encoder, [passages]))
     return encoded.vectors
 
 

@@ -18,9 +18,8 @@ from gte_vectorize.model.spec import ModelSpec
 from gte_vectorize.model.tokenizer import TokenizerSpec
 from gte_vectorize.reader.corpus import find_corpus
 from gte_vectorize.reader.rows import RowCursor
-from gte_vectorize.run import PIECE_ROWS
 from gte_vectorize.store.plan import make_tasks
-from gte_vectorize.tokens.pieces import gathered
+from gte_vectorize.tokens.pieces import gathered, pieces_of
 from gte_vectorize.tokens.tokenizer import TextTokenizer
 from gte_vectorize.tokens.workers import TokenWorkers
 
@@ -127,8 +126,7 @@ def write_corpus(
     shards = find_corpus([str(path)], text_column="text").shards
     tasks = make_tasks(shards, task_rows=task_rows)
     with TokenWorkers(workers, spec.tokenizer, "text") as pool:
-        pieces = (piece for task in tasks for piece in task.windows(min(PIECE_ROWS, window_rows)))
-        windows = list(gathered(pool.stream(pieces), window_rows))
+        windows = list(gathered(pool.stream(pieces_of(tasks, window_rows)), window_rows))
     return BenchCorpus(path, repeated, tasks, windows, min(rows, len(texts)), source)
 
 

@@ -11,11 +11,10 @@ from gte_vectorize.batch import Passages, TokenBatch
 from gte_vectorize.bench.corpus import BenchCorpus, as_passages, first_tokens, short_queries
 from gte_vectorize.bench.gpu import Card, Latency, Timed, drawn, latency, sustained
 from gte_vectorize.encoder.bucket import choose, exact_bucket, exact_rows, packed_buckets, padded_buckets
-from gte_vectorize.encoder.encoder import Encoder, open_encoder
+from gte_vectorize.encoder.encoder import Encoder, batches_for, open_encoder
 from gte_vectorize.model.spec import ModelSpec
 from gte_vectorize.progress import Progress
 from gte_vectorize.run import vectorize
-from gte_vectorize.tokens.batcher import token_batches
 from gte_vectorize.tokens.tokenizer import TextTokenizer
 
 TRACE_SECONDS = 2.0
@@ -70,7 +69,7 @@ def probe(spec: ModelSpec, texts: Sequence[str], *, device: str, dtype: str) -> 
 
 
 def batches_of(encoder: Encoder, windows: Sequence[Passages]) -> list[TokenBatch]:
-    return list(token_batches(windows, layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows))
+    return list(batches_for(encoder, windows))
 
 
 def _stream(encoder: Encoder, batches: Sequence[TokenBatch]) -> int:

@@ -17,8 +17,8 @@ from gte_vectorize.bench.gpu import Card, Timed, copy_rate, sustained
 from gte_vectorize.bench.ours import EncoderRate
 from gte_vectorize.model.spec import ModelSpec
 from gte_vectorize.reader.rows import RowCursor
-from gte_vectorize.run import PIECE_ROWS
 from gte_vectorize.store.publish import publish, read_back
+from gte_vectorize.tokens.pieces import pieces_of
 from gte_vectorize.tokens.workers import TokenWorkers
 from gte_vectorize.writer.part import PartWriter
 from gte_vectorize.writer.schema import output_schema
@@ -42,7 +42,7 @@ def measure_stages(
     folder: Path,
 ) -> Iterator[Stage]:
     """The stages in the pipeline's order; the encoder was measured before."""
-    windows = [piece for task in corpus.tasks for piece in task.windows(min(PIECE_ROWS, window_rows))]
+    windows = list(pieces_of(corpus.tasks, window_rows))
     yield Stage("read", _read(windows, corpus.tokens, workers, seconds, card).rate)
     yield Stage("tokenize", _tokenize(spec, windows, corpus.tokens, workers, seconds, card).rate)
     if card.on_gpu:

@@ -24,13 +24,13 @@ from gte_vectorize.batch import Bool, EncodedWindow, Passages, Shard, Status, Ta
 from gte_vectorize.check.difference import Ranges
 from gte_vectorize.check.restore import restore_config
 from gte_vectorize.check.verify import Verification, name_of
-from gte_vectorize.encoder.encoder import describe_device, open_encoder, resolve_device, resolve_dtype
+from gte_vectorize.encoder.encoder import batches_for, describe_device, open_encoder, resolve_device, resolve_dtype
 from gte_vectorize.errors import InputError, ModelError
 from gte_vectorize.job import load_job_model
 from gte_vectorize.reader.rows import RowCursor
 from gte_vectorize.store.plan import Plan
-from gte_vectorize.tokens.batcher import token_batches
 from gte_vectorize.tokens.passages import read_passages
+from gte_vectorize.tokens.pieces import join
 from gte_vectorize.tokens.tokenizer import TextTokenizer
 from gte_vectorize.writer.schema import ADDED_COLUMNS
 
@@ -95,10 +95,7 @@ def reembed(found: Verification, rate: Fraction, *, model: str | None, device: s
     wrong: dict[tuple[int, str], list[int]] = defaultdict(list)
     samples = _samples(found, files, rate, config.text_column, TextTokenizer(spec.tokenizer))
     with open_encoder(spec, device=device, dtype=dtype, graphs=False) as encoder:
-        batches = token_batches(
-            _mixed(samples, pending), layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows
-        )
-        for encoded in encoder.stream(batches):
+        for encoded in encoder.stream(batches_for(encoder, _mixed(samples, pending))):
             sample = pending.popleft()
             found.reembedded += len(sample.row)
             for bad, what in _problems(encoded, sample.stored, exact):
@@ -191,14 +188,7 @@ def _gathered(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
 
 def _join(samples: list[Sample]) -> Sample:
     parts = [sample.passages for sample in samples]
-    passages = Passages(
-        window=_window(sum(len(part.lengths) for part in parts)),
-        ids=np.concatenate([part.ids for part in parts]),
-        lengths=np.concatenate([part.lengths for part in parts]),
-        status=np.concatenate([part.status for part in parts]),
-        truncated=np.concatenate([part.truncated for part in parts]),
-        text_hash=np.concatenate([part.text_hash for part in parts]),
-    )
+    passages = join(_window(sum(len(part.lengths) for part in parts)), parts)
     tasks, rows = (np.concatenate([getattr(sample, name) for sample in samples]) for name in ("task", "row"))
     return Sample(tasks, rows, pa.concat_tables([sample.stored for sample in samples]), passages)
 

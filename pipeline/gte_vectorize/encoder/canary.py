@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from gte_vectorize.batch import EncodedWindow, Float32, Passages, Shard, Task, TokenBatch, Window
-from gte_vectorize.encoder.encoder import Encoder, in_fp32
+from gte_vectorize.encoder.encoder import Encoder, batches_for, in_fp32
 from gte_vectorize.errors import DeviceError
 from gte_vectorize.model.spec import ModelSpec
-from gte_vectorize.tokens.batcher import token_batches
 
 LENGTHS = (3, 16, 17, 33, 65, 130)
 """One for each way that attention has of cutting a passage into tiles."""
@@ -45,8 +44,7 @@ class Canary:
 def ask(encoder: Encoder, spec: ModelSpec, *, device: str, dtype: str) -> Canary:
     """The device's own answer. DeviceError: it is not the model's. A CPU has nobody else to ask."""
     passages = _passages(spec)
-    batches = token_batches([passages], layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
-    (answer,) = encoder.stream(batches)
+    (answer,) = encoder.stream(batches_for(encoder, [passages]))
     if device != "cpu":
         rows = np.arange(len(passages.lengths), dtype=np.int32)
         expected = in_fp32(spec, torch.device("cpu"))(TokenBatch(passages, passages.ids, passages.lengths, rows, True))

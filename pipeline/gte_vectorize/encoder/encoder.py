@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from gte_vectorize.batch import EncodedWindow, Float32, Layout, TokenBatch
+from gte_vectorize.batch import EncodedWindow, Float32, Layout, Passages, TokenBatch
 from gte_vectorize.encoder.budget import choose_budget
 from gte_vectorize.encoder.cpu import CpuEncoder
 from gte_vectorize.encoder.cuda import CudaEncoder
@@ -21,6 +21,7 @@ from gte_vectorize.encoder.pooling import load_head
 from gte_vectorize.encoder.weights import read_tensors
 from gte_vectorize.errors import ConfigError, DeviceError, TemporaryError
 from gte_vectorize.model.spec import ModelSpec
+from gte_vectorize.tokens.batcher import token_batches
 
 PADDED_TOKENS = 32768
 """Of a padded batch on a GPU. It decides bits there, so it is not measured."""
@@ -47,6 +48,11 @@ class Encoder(Protocol):
     def weights_sum(self) -> int: ...
 
     def close(self) -> None: ...
+
+
+def batches_for(encoder: Encoder, windows: Iterable[Passages]) -> Iterator[TokenBatch]:
+    """The token batches of the windows, cut as the encoder wants them."""
+    return token_batches(windows, layout=encoder.layout, budget=encoder.budget, max_rows=encoder.max_rows)
 
 
 def resolve_device(device: str) -> str:

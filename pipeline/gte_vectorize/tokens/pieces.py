@@ -7,23 +7,30 @@ from dataclasses import replace
 
 import numpy as np
 
-from gte_vectorize.batch import Passages, Status, Window
+from gte_vectorize.batch import Passages, Status, Task, Window
 
 HASH_BYTES = 16
 
+PIECE_ROWS = 4096
+"""Of what a worker tokenizes at a time. Several make a window, so that the first one is there soon."""
+
+
+def pieces_of(tasks: Iterable[Task], window_rows: int) -> Iterator[Window]:
+    """The tasks in pieces, in order, none larger than an encoder's window of `window_rows` rows."""
+    return (piece for task in tasks for piece in task.windows(min(PIECE_ROWS, window_rows)))
+
 
 def join(window: Window, pieces: Sequence[Passages]) -> Passages:
-    """The passages of `window` from those of its pieces, which may come in any order."""
+    """The passages of `window` from those of its pieces, in their order."""
     if len(pieces) == 1:
         return replace(pieces[0], window=window)
-    ordered = sorted(pieces, key=lambda piece: piece.window.first_row)
     return Passages(
         window=window,
-        ids=np.concatenate([piece.ids for piece in ordered]),
-        lengths=np.concatenate([piece.lengths for piece in ordered]),
-        status=np.concatenate([piece.status for piece in ordered]),
-        truncated=np.concatenate([piece.truncated for piece in ordered]),
-        text_hash=np.concatenate([piece.text_hash for piece in ordered]),
+        ids=np.concatenate([piece.ids for piece in pieces]),
+        lengths=np.concatenate([piece.lengths for piece in pieces]),
+        status=np.concatenate([piece.status for piece in pieces]),
+        truncated=np.concatenate([piece.truncated for piece in pieces]),
+        text_hash=np.concatenate([piece.text_hash for piece in pieces]),
     )
 
 

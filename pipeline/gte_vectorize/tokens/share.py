@@ -35,7 +35,7 @@ class Pending:
         self.found.append(passages)
         if sum(some.window.num_rows for some in self.found) < self.window.num_rows:
             return None
-        return join(self.window, self.found)
+        return join(self.window, sorted(self.found, key=lambda some: some.window.first_row))
 
 
 @dataclass(eq=False, slots=True)
