@@ -27,7 +27,7 @@ def modules(room: str) -> list[str]:
     return [f"gte_vectorize.{room}.{name}" for name in names if name != "__init__"]
 
 
-@pytest.mark.parametrize("room", ["model", "reader", "tokens", "writer", "store"])
+@pytest.mark.parametrize("room", ["model", "reader", "tokens", "writer", "store", "reuse"])
 def test_no_room_but_the_encoder_loads_torch(room: str) -> None:
     assert modules(room)
     assert loaded_by(", ".join(modules(room))) & HEAVY == set()

@@ -115,16 +115,17 @@ def test_a_folder_of_documents_becomes_a_corpus(tmp_path: Path, monkeypatch: pyt
     Path("contracts/a.md").write_text("w1 w2\n\nw3")
     Path("contracts/b.html").write_text("<p>w4 w5</p>")
     (Path(tmp_path) / "jobs").symlink_to(REPOSITORY / "jobs")
-    install, prepare, embed, search = FOLDERS.splitlines()
+    install, prepare, *embed, search = FOLDERS.splitlines()
     (extra,) = re.findall(r"pip install 'gte-vectorize\[(.*)\]'", install)
     assert re.search(rf"^{extra} = ", (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
     program, *arguments = shlex.split(prepare, comments=True)
     assert program == "python"
     done = subprocess.run([sys.executable, *arguments], capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
-    for command in (f"{embed} --model {model}", f"{search} --model {model}"):
-        done = run(command)
+    for command in (*embed, search):
+        done = run(f"{command.partition('#')[0]} --model {model}")
         assert done.returncode == 0, (command, done.stderr)
+        assert "--reuse" not in command or "reused: 2" in done.stderr
     assert "a.md" in done.stdout
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gte_vectorize.report import Report
+from gte_vectorize.report import Report, Work
 from gte_vectorize.store.manifest import Totals
 
 
@@ -18,9 +18,12 @@ def make(
     truncated: int = 0,
     computed: int = 5000,
     duplicates: int = 0,
+    cut: int = 0,
 ) -> Report:
     totals = Totals(files=2, bytes=1, rows=rows, tokens=9000, truncated=truncated, status=status or {"ok": rows})
-    return Report.of(totals, output=Path("out"), computed=computed, duplicates=duplicates, seconds=2.00049)
+    return Report.of(
+        totals, output=Path("out"), work=Work(computed, duplicates, cut_tokens=cut, read_tokens=9000), seconds=2.00049
+    )
 
 
 def logged(report: Report, caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -58,6 +61,10 @@ def test_the_dictionary_is_json_and_holds_everything():
         "status": {"ok": 998, "utf8": 2},
         "computed_tokens": 5000,
         "duplicates": 3,
+        "reused": 0,
+        "cut_tokens": 0,
+        "read_tokens": 9000,
+        "documents": None,
         "seconds": 2.0,
         "failed": 2,
         "exit_code": 3,
@@ -92,6 +99,13 @@ def test_cut_documents_are_said_and_many_of_them_loudly(truncated, level, caplog
     ((said, message),) = logged(make(truncated=truncated), caplog)[1:]
     assert said == level
     assert f"{truncated} documents ({truncated / 10:.1f} %)" in message
+
+
+@pytest.mark.parametrize(("cut", "said"), [(470, ""), (1000, "about 10 % OF ALL TOKENS"), (9000, "about 50 %")])
+def test_the_tokens_that_are_in_no_vector_are_said_loudly(cut, said, caplog):
+    messages = logged(make(truncated=1, cut=cut), caplog)[2:]
+    assert len(messages) == bool(said)
+    assert all(level == "WARNING" and said in message and "--long windows" in message for level, message in messages)
 
 
 def test_an_empty_corpus_has_a_report(caplog):

@@ -177,6 +177,35 @@ def test_length_and_prompt_that_the_caller_gave_are_taken_from_the_output(tmp_pa
     assert (hits[0].row, hits[0].cosine) == (1, pytest.approx(1, abs=1e-6))
 
 
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two parts whose rows are windows of at most ten words, and the same two of documents."""
+    folder = tmp_path_factory.mktemp("windows")
+    save_tiny(folder / "model", "bert")
+    texts = [" ".join(f"w{row * 50 + word}" for word in range(count)) for row, count in enumerate((35, 3, 48))]
+    pq.write_table(pa.table({"title": ["a", "b", "c"], "text": texts}), folder / "corpus.parquet")
+    options: dict[str, Any] = {"model": folder / "model", "max_length": 12, "overlap": 0, "task_rows": 2}
+    vectorize(folder / "corpus.parquet", folder / "out", long="windows", keep_text=True, **options)
+    vectorize(folder / "corpus.parquet", folder / "means", long="mean", **options)
+    return folder
+
+
+def test_windows_are_shown_with_their_places(windows):
+    table = pa.concat_tables([pq.read_table(part) for part in sorted((windows / "out").glob("part-*"))])
+    texts, titles = table["text"].to_pylist(), table["title"].to_pylist()
+    for row in (2, len(table) - 1):
+        (hits,) = found(windows / "out", [texts[row]], str(windows / "model"), top=3).values()
+        assert hits[0].row == row
+        assert hits[0].cosine == pytest.approx(1, abs=1e-6)
+        assert hits[0].columns == {"title": titles[row], "text": texts[row]}
+        assert hits[0].window == {name: table[name][row].as_py() for name in ("chunk_index", "char_start", "char_end")}
+        assert hits[0].window["chunk_index"] > 1
+        assert hits[0].line().startswith(f"  1.000  #{hits[0].window['chunk_index']}  {titles[row]}  w")
+        assert hits[0].to_dict("q").items() >= hits[0].window.items()
+    (hits,) = found(windows / "means", [" ".join(texts[-5:])], str(windows / "model"), top=3).values()
+    assert (hits[0].row, hits[0].window, hits[0].columns) == (2, {}, {"title": "c"})
+
+
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_documents_are_read_for_the_hits_alone(outputs, minilm_dir, kind, monkeypatch):
     """A document may be a book: scoring every row must not read it."""

@@ -21,10 +21,23 @@ from typing import Any
 from gte_vectorize import failpoint
 from gte_vectorize.errors import ConfigError
 from gte_vectorize.model.folder import DEFAULT_MODEL
-from gte_vectorize.option import Limit, Option, flag, limit, names, number, one_of, paths, text, text_or_empty
+from gte_vectorize.option import (
+    Limit,
+    Option,
+    flag,
+    limit,
+    names,
+    number,
+    number_or_zero,
+    one_of,
+    paths,
+    text,
+    text_or_empty,
+)
 
 ENVIRONMENT = "GTE_VECTORIZE_"
 MAX_CONFIG_BYTES = 1 << 20
+LONG = ("truncate", "windows", "mean", "both", "late")
 
 
 def _option(
@@ -60,6 +73,21 @@ class Config:
         None, "Text put before every document. [default: what the model says]", text_or_empty, "TEXT"
     )
     prompt_name: str | None = _option(None, "Which of the model's prompts to put before documents.", text, "NAME")
+    long: str = _option(
+        "truncate",
+        "Documents beyond the limit: cut off, one row per window, the windows' mean, or both. late: one row per chunk, "
+        "embedded in its context. [default: truncate]",
+        one_of(*LONG),
+        "|".join(LONG),
+    )
+    overlap: int | None = _option(
+        None, "Tokens that a window shares with the one before. [default: an eighth of the limit]", number_or_zero, "N"
+    )
+    splitter: str = _option(
+        "sentence", "What cuts windows. [default: sentence]", one_of("sentence", "semchunk"), "sentence|semchunk"
+    )
+    chunk_tokens: int | None = _option(None, "Tokens of a chunk of --long late. [default: 256]", number, "N")
+    reuse: str | None = _option(None, "Take the vectors of unchanged texts from this earlier output.", text, "OUTPUT")
     device: str = _option(
         "auto", "auto is cuda where there is a GPU. [default: auto]", one_of("auto", "cpu", "cuda"), "auto|cpu|cuda"
     )
@@ -83,6 +111,21 @@ class Config:
             raise ConfigError("no input: name a file, a glob, a directory or a URI")
         if self.prompt is not None and self.prompt_name is not None:
             raise ConfigError("--prompt and --prompt-name exclude each other")
+        if self.long in ("truncate", "late") and (self.overlap is not None or self.splitter != "sentence"):
+            raise ConfigError("--overlap and --splitter say how windows are cut: choose --long windows, mean or both")
+        if self.long != "late" and self.chunk_tokens is not None:
+            raise ConfigError("--chunk-tokens says how --long late cuts: choose that, or leave it out")
+
+    @property
+    def output_paths(self) -> list[str | Path]:
+        """The output, and with --long both beside that of the windows the documents': NAME.documents[.parquet]."""
+        output = self.output_path
+        if self.long != "both":
+            return [output]
+        name = str(output).rstrip("/")
+        stem = name[: -len(".parquet")] if name.lower().endswith(".parquet") else name
+        other = f"{stem}.documents{name[len(stem) :]}"
+        return [output, other if isinstance(output, str) else Path(other)]
 
     @property
     def output_path(self) -> str | Path:

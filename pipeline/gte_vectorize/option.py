@@ -49,6 +49,13 @@ def number(value: Any) -> int:
     return count
 
 
+def number_or_zero(value: Any) -> int:
+    count = _whole(value)
+    if count is None or not 0 <= count <= _MAX_NUMBER:
+        raise ValueError(f"a whole number from 0 to {_MAX_NUMBER} is expected")
+    return count
+
+
 def flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value

@@ -11,16 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain, groupby, takewhile
 from os import PathLike, fspath
 from threading import Event
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from gte_vectorize.batch import EncodedWindow, Task
+from gte_vectorize.batch import EncodedWindow, Task, Window
 from gte_vectorize.config import Config, resolve
 from gte_vectorize.encoder.canary import Canary, after_every_task, ask, checked
 from gte_vectorize.encoder.encoder import (
@@ -31,13 +28,15 @@ from gte_vectorize.encoder.encoder import (
     resolve_device,
     resolve_dtype,
 )
+from gte_vectorize.encoder.mean import averaged
 from gte_vectorize.errors import LimitExceeded
-from gte_vectorize.job import Job, prepare, worker_count
+from gte_vectorize.job import Job, Target, prepare, worker_count
 from gte_vectorize.prefetch import prefetch
 from gte_vectorize.progress import Progress
 from gte_vectorize.reader.corpus import check_unchanged
 from gte_vectorize.reader.rows import RowCursor
-from gte_vectorize.report import Report
+from gte_vectorize.report import Report, Work
+from gte_vectorize.reuse.vectors import open_previous, refilled
 from gte_vectorize.store.store import Store
 from gte_vectorize.tokens.duplicates import fanned_out, marked
 from gte_vectorize.tokens.pieces import gathered, pieces_of
@@ -46,6 +45,8 @@ from gte_vectorize.writer.part import PartWriter
 
 BATCHES_AHEAD = 8
 WINDOWS_AHEAD = 2
+
+Output = tuple[Target, Store]
 
 log = logging.getLogger(__name__)
 
@@ -60,25 +61,33 @@ def run(config: Config, on_progress: Callable[[Progress], None] = lambda progres
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     job = prepare(config, device=device, dtype=dtype, machine=describe_device(device))
-    with Store.open(config.output_path, job.plan, job.schema, overwrite=config.overwrite) as store:
-        computed, duplicates = _work(job, store, on_progress) if store.pending() else (0, 0)
-        totals = store.published()
-        report = Report.of(
-            totals,
-            output=config.output_path,
-            computed=computed,
-            duplicates=duplicates,
-            seconds=time.monotonic() - started,
-        )
-        if not config.max_bad_rows.allows(report.failed, report.rows):
-            raise LimitExceeded(
-                f"{report.failed} of {report.rows} rows failed ({report.failures}), and --max-bad-rows allows "
-                f"{config.max_bad_rows}; raise the limit and run again (nothing is computed twice), or mend the rows "
-                "and run with --overwrite"
-            )
-        store.finish()
+    with ExitStack() as held:
+        outputs = [(target, held.enter_context(_open(target, config))) for target in job.targets]
+        work = _work(job, outputs, on_progress) if any(store.pending() for _, store in outputs) else Work()
+        report: Report | None = None
+        for target, store in reversed(outputs):
+            seconds = time.monotonic() - started
+            report = Report.of(store.published(), output=target.output, work=work, seconds=seconds, documents=report)
+            _check_limit(report, config)
+        for _, store in outputs:
+            store.finish()
+    if report is None:
+        raise RuntimeError("a job has at least one output")
     report.log()
     return report
+
+
+def _open(target: Target, config: Config) -> Store:
+    return Store.open(target.output, target.plan, target.schema, overwrite=config.overwrite)
+
+
+def _check_limit(report: Report, config: Config) -> None:
+    if not config.max_bad_rows.allows(report.failed, report.rows):
+        raise LimitExceeded(
+            f"{report.failed} of {report.rows} rows failed ({report.failures}), and --max-bad-rows allows "
+            f"{config.max_bad_rows}; raise the limit and run again (nothing is computed twice), or mend the rows "
+            "and run with --overwrite"
+        )
 
 
 def vectorize(
@@ -102,38 +111,53 @@ def vectorize(
     return run(config, on_progress)
 
 
-def _work(job: Job, store: Store, on_progress: Callable[[Progress], None]) -> tuple[int, int]:
-    """Compute and publish the pending tasks → the tokens computed, and the rows that took another's vector."""
-    config, tasks = job.config, store.pending()
-    done, tokens, duplicates = store.published().rows, 0, 0
+def _work(job: Job, outputs: Sequence[Output], on_progress: Callable[[Progress], None]) -> Work:
+    """Compute and publish what any of the outputs lacks."""
+    config, work = job.config, Work()
+    pending = {task.index: task for _, store in outputs for task in store.pending()}
+    tasks = [pending[index] for index in sorted(pending)]
+    done = job.rows - sum(task.num_rows for task in tasks)
     with (
-        TokenWorkers(worker_count(config, job.device), job.spec.tokenizer, config.text_column) as workers,
+        open_previous(job.previous, outputs[0][1].scratch) as previous,
+        TokenWorkers(
+            worker_count(config, job.device),
+            job.spec.tokenizer,
+            config.text_column,
+            job.windowing,
+            previous.index if previous else None,
+        ) as workers,
         open_encoder(
-            job.spec, device=job.device, dtype=job.dtype, graphs=config.graphs, batch_tokens=config.batch_tokens
+            job.spec,
+            device=job.device,
+            dtype=job.dtype,
+            graphs=config.graphs,
+            late=job.windowing.late,
+            batch_tokens=config.batch_tokens,
         ) as encoder,
     ):
         canary = ask(encoder, job.spec, device=job.device, dtype=job.dtype)
         if encoder.layout == "packed":
-            store.recognise(canary.digest)
+            for _, store in outputs:
+                store.recognise(canary.digest)
+            if previous:
+                previous.recognise(canary.digest)
         log.info("tasks to do: %d, on %s in %s", len(tasks), job.device, job.dtype)
         started = time.monotonic()
         leaving = Event()
-        encoded = _encode(tasks, workers, encoder, canary, leaving)
+        pieces = pieces_of(tasks, encoder.window_rows, whole=job.windowing.whole)
+        encoded = refilled(_encode(pieces, workers, encoder, canary, leaving), previous)
         with closing(prefetch(encoded, WINDOWS_AHEAD, leaving)) as windows:
-            for window in _write(windows, store, job.schema, job.columns):
-                done += len(window.status)
-                passages = window.passages
-                tokens += int(passages.lengths[passages.encoded].sum())
-                duplicates += int(np.count_nonzero(passages.lengths) - np.count_nonzero(passages.encoded))
-                on_progress(Progress(job.rows, done, tokens, time.monotonic() - started))
-    return tokens, duplicates
+            for window in _write(windows, outputs, job):
+                done += window.passages.window.num_rows
+                work.add(window.passages)
+                on_progress(Progress(job.rows, done, work.tokens, time.monotonic() - started))
+    return work
 
 
 def _encode(
-    tasks: Iterable[Task], workers: TokenWorkers, encoder: Encoder, canary: Canary, leaving: Event
+    pieces: Iterable[Window], workers: TokenWorkers, encoder: Encoder, canary: Canary, leaving: Event
 ) -> Iterator[EncodedWindow]:
     """Every window of the tasks, in order, with its vectors; ends at the next batch once the run is `leaving`."""
-    pieces = pieces_of(tasks, encoder.window_rows)
     windows = marked(gathered(workers.stream(pieces, leaving), encoder.window_rows))
     passages = after_every_task(windows, canary)
     batches = batches_for(encoder, passages)
@@ -143,22 +167,38 @@ def _encode(
         yield from fanned_out(checked(encoded, encoder, canary))
 
 
-def _write(
-    windows: Iterable[EncodedWindow], store: Store, schema: pa.Schema, columns: list[str]
-) -> Iterator[EncodedWindow]:
-    """Publish one part per task, and hand every window on once it is written."""
+def _write(windows: Iterable[EncodedWindow], outputs: Sequence[Output], job: Job) -> Iterator[EncodedWindow]:
+    """Publish one part per task in each output that lacks it, and hand every window on once it is written."""
+    lacking = [{task.index for task in store.pending()} for _, store in outputs]
+    means = any(target.mean for target, _ in outputs)
+    pairs = averaged(windows) if means else ((window, window) for window in windows)
     with ExitStack() as open_shard:
-        cursor, uri = None, None
-        for _, of_task in groupby(windows, key=lambda window: window.passages.window.task.index):
+        cursors: list[RowCursor | None] = [None] * len(outputs)
+        uri = None
+        for index, of_task in groupby(pairs, key=lambda pair: pair[0].passages.window.task.index):
             first = next(of_task)
-            task = first.passages.window.task
-            if columns and task.shard.uri != uri:
+            task = first[0].passages.window.task
+            if job.columns and task.shard.uri != uri:
                 # Kept for the shard's next task, which begins where this one ends in the same row group.
                 open_shard.close()
-                cursor, uri = open_shard.enter_context(RowCursor(task.shard.uri, columns)), task.shard.uri
-            with store.part(task) as path, PartWriter(path, schema, task) as part:
-                for window in chain([first], of_task):
-                    span = window.passages.window
-                    part.write(window, cursor.read(span.first_row, span.num_rows) if cursor else None)
+                uri = task.shard.uri
+                cursors = [open_shard.enter_context(RowCursor(uri, job.columns)) for _ in outputs]
+            with ExitStack() as publishing:
+                parts = [
+                    (target.mean, cursor, publishing.enter_context(_part(target, store, task, job)))
+                    for (target, store), cursor, tasks in zip(outputs, cursors, lacking, strict=True)
+                    if index in tasks
+                ]
+                for window, documents in chain([first], of_task):
+                    for mean, cursor, part in parts:
+                        rows = documents if mean else window
+                        begin, count = rows.passages.begun
+                        part.write(rows, cursor.read(task.first_row + begin, count) if cursor else None)
                     yield window
                 check_unchanged(task.shard)
+
+
+@contextmanager
+def _part(target: Target, store: Store, task: Task, job: Job) -> Iterator[PartWriter]:
+    with store.part(task) as path, PartWriter(path, target.schema, task, job.config.text_column) as part:
+        yield part

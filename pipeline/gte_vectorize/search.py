@@ -22,7 +22,7 @@ from gte_vectorize.reader.rows import RowCursor
 from gte_vectorize.reader.storage import reading
 from gte_vectorize.tokens.passages import read_passages
 from gte_vectorize.tokens.tokenizer import TextTokenizer
-from gte_vectorize.writer.schema import ADDED_COLUMNS
+from gte_vectorize.writer.schema import CHUNK_COLUMNS, added_columns, is_chunked
 
 SHOWN_CHARACTERS = 60
 BATCH_ROWS = 8192
@@ -30,19 +30,30 @@ BATCH_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document near a query: its row in the whole output, its other columns, and the cosine."""
+    """A document near a query: its row in the whole output, the cosine, its columns of the input, and where it is a
+    window of one, also `window`: chunk_index, char_start and char_end.
+    """
 
     row: int
     cosine: float
     columns: dict[str, Any]
+    window: dict[str, int]
 
     def line(self) -> str:
+        number = f"  #{self.window['chunk_index']}" if self.window else ""
         shown = (" ".join(str(value).split())[:SHOWN_CHARACTERS] for value in self.columns.values())
         # A document could hold a terminal's control sequences.
-        return f"  {self.cosine:.3f}  " + "".join(char if char.isprintable() else "?" for char in "  ".join(shown))
+        plain = "".join(char if char.isprintable() else "?" for char in "  ".join(shown))
+        return f"  {self.cosine:.3f}{number}  {plain}"
 
     def to_dict(self, query: str) -> dict[str, Any]:
-        return {"query": query, "row": self.row, "cosine": round(self.cosine, 6), "columns": self.columns}
+        return {
+            "query": query,
+            "row": self.row,
+            "cosine": round(self.cosine, 6),
+            **self.window,
+            "columns": self.columns,
+        }
 
 
 class _Place(NamedTuple):
@@ -76,7 +87,7 @@ def search(
                 (heapq.heappush if len(heap) < top else heapq.heappushpop)(heap, place)
     for query, heap in zip(queries, best, strict=True):
         columns = _columns(heap)
-        yield query, [Hit(-place.minus_row, place.cosine, columns[place]) for place in sorted(heap, reverse=True)]
+        yield query, [Hit(-place.minus_row, place.cosine, *columns[place]) for place in sorted(heap, reverse=True)]
 
 
 def _parts(output: Path) -> list[Path]:
@@ -153,16 +164,20 @@ def _documents(parts: Sequence[Path]) -> Iterator[tuple[Path, int, list[int], Fl
         first_row += start
 
 
-def _columns(places: Iterable[_Place]) -> dict[_Place, dict[str, Any]]:
-    """The columns to show of each place, read a few rows at a time."""
-    shown: dict[_Place, dict[str, Any]] = {}
+def _columns(places: Iterable[_Place]) -> dict[_Place, tuple[dict[str, Any], dict[str, Any]]]:
+    """The columns of the input, and of windows theirs, to show of each place, read a few rows at a time."""
+    shown = {}
     for part, of_part in groupby(sorted(places, key=lambda place: -place.minus_row), key=lambda place: place.part):
         with reading(str(part)):
-            names = [name for name in pq.read_schema(part).names if name not in ADDED_COLUMNS]
-        with RowCursor(str(part), names) as cursor:
+            schema = pq.read_schema(part)
+        ours = added_columns(schema)
+        copied = [name for name in schema.names if name not in ours]
+        window = CHUNK_COLUMNS if is_chunked(schema) else ()
+        with RowCursor(str(part), [*copied, *window]) as cursor:
             for place in of_part:
                 (batch,) = cursor.read(place.row_in_part, 1)
-                shown[place] = {name: _value(batch.column(name)[0]) for name in names}
+                values = {name: _value(batch.column(name)[0]) for name in batch.schema.names}
+                shown[place] = {name: values[name] for name in copied}, {name: values[name] for name in window}
     return shown
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from store import small_run
 
 from gte_vectorize.batch import Shard
 from gte_vectorize.check.part import check_file
-from gte_vectorize.check.verify import files_of
+from gte_vectorize.check.reembed import reembed
+from gte_vectorize.check.verify import Verification, files_of, verify
 from gte_vectorize.store.inspect import find_output, read_papers
 from gte_vectorize.store.manifest import publish_file_manifest, publish_manifest, unpublish_manifest
 from gte_vectorize.store.record import publish_record
@@ -47,6 +49,18 @@ def write_corpus(folder: Path) -> Path:
     return folder / "corpus.parquet"
 
 
+def write_long_corpus(folder: Path) -> Path:
+    """24 rows in the column `text`: every third has three words but row 9 has 600; row 4 has none, 22 is null."""
+    words = [3 if row % 3 == 0 else 20 + 9 * (row % 7) for row in range(24)]
+    words[9] = 600
+    texts: list[str | None] = [
+        " ".join(f"w{(row * 31 + at * 7) % 190}" for at in range(n)) for row, n in enumerate(words)
+    ]
+    texts[4], texts[22] = " ", None
+    pq.write_table(pa.table({"id": list(range(24)), "text": texts}), folder / "corpus.parquet")
+    return folder / "corpus.parquet"
+
+
 def embed(folder: Path, output: str, **options: Any) -> Path:
     """The output `folder/output` of a run of a tiny model."""
     from gte_vectorize import vectorize
@@ -63,9 +77,9 @@ def embed(folder: Path, output: str, **options: Any) -> Path:
     return folder / output
 
 
-def copy_outputs(source: Path, folder: Path) -> Path:
-    """Both kinds of output, to be damaged; their corpus stays where it is, and a link leads to their model."""
-    for output in OUTPUTS:
+def copy_outputs(source: Path, folder: Path, outputs: Sequence[str] = OUTPUTS) -> Path:
+    """The outputs, to be damaged; their corpus stays where it is, and a link leads to their model."""
+    for output in outputs:
         for path in (source / output, source / f".{output}.state"):
             if path.exists():
                 (shutil.copytree if path.is_dir() else shutil.copy)(path, folder / path.name)
@@ -117,6 +131,24 @@ def forge(output: Path, change: Callable[[pa.Table], pa.Table], *, task: int = 0
         publish_record(layout, plan, tasks[0], content)
         publish_manifest(layout, plan, papers.records | {task: content})
     layout.tmp.rmdir()
+
+
+def again(output: Path, rate: Fraction = Fraction(1), model: Path | None = None) -> Verification:
+    """A share of the rows embedded again, of an output that is sound as far as checksums tell."""
+    found = verify(output)
+    assert found.differences == []
+    reembed(found, rate, model=str(model or output.parent / "model"), device="cpu")
+    return found
+
+
+def rows_of(found: Verification) -> dict[str, list[int]]:
+    """Rows of the input by what is wrong with them."""
+    rows: dict[str, list[int]] = {}
+    for item in found.differences:
+        assert item.first_row is not None
+        assert item.num_rows is not None
+        rows.setdefault(item.what.partition(" (")[0], []).extend(range(item.first_row, item.first_row + item.num_rows))
+    return {what: sorted(of_what) for what, of_what in rows.items()}
 
 
 def with_vectors(change: Callable[[np.ndarray[Any, Any]], None]) -> Callable[[pa.Table], pa.Table]:

@@ -28,6 +28,7 @@ def in_task(passages: Passages, task: Task, first_row: int) -> Passages:
         passages.status,
         passages.truncated,
         passages.text_hash,
+        Window(task, first_row, rows).rows,
     )
 
 

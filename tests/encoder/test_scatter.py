@@ -19,7 +19,9 @@ def passages_of(status: list[Status]) -> Passages:
     window = Window(Task(0, Shard("a", 1, 0, (count,)), 0, count), 0, count)
     lengths = np.array([one is Status.OK for one in status], np.int32)
     nothing = np.zeros(count, np.bool_)
-    return Passages(window, lengths, lengths, np.array(status, np.uint8), nothing, np.zeros((count, 16), np.uint8))
+    return Passages(
+        window, lengths, lengths, np.array(status, np.uint8), nothing, np.zeros((count, 16), np.uint8), window.rows
+    )
 
 
 def test_rows_come_back_in_order_and_unusable_vectors_are_dropped() -> None:

@@ -107,6 +107,7 @@ def as_passages(ids: list[np.ndarray]) -> Passages:
         status=np.zeros(count, np.uint8),
         truncated=np.zeros(count, np.bool_),
         text_hash=np.zeros((count, 16), np.uint8),
+        row=window.rows,
     )
 
 

@@ -61,6 +61,7 @@ def windows(task: Task, *, rows: int = 100, model: str = FIELDS["model"]) -> Ite
             status=status,
             truncated=np.array([key[2] < 16 for key in hashes]),
             text_hash=np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16),
+            row=window.rows,
         )
         yield EncodedWindow(passages, vectors * (status == Status.OK)[:, None], status), pa.table({"id": names})
 

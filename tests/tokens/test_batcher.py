@@ -24,6 +24,7 @@ def passages_of(lengths: list[int]) -> Passages:
         status=np.zeros(rows, np.uint8),
         truncated=np.zeros(rows, np.bool_),
         text_hash=np.zeros((rows, 16), np.uint8),
+        row=np.arange(rows, dtype=np.int32),
     )
 
 

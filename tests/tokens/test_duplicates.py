@@ -25,6 +25,8 @@ def window(task: Task, first_row: int, texts: list[list[int]]) -> Passages:
         status=np.array([Status.OK if text else Status.EMPTY for text in texts], np.uint8),
         truncated=np.zeros(rows, np.bool_),
         text_hash=np.zeros((rows, 16), np.uint8),
+        row=Window(task, first_row, rows).rows,
+        first=first_row - task.first_row,
     )
 
 

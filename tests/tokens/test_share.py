@@ -20,7 +20,9 @@ def passages_of(window: Window) -> Passages:
     rows = np.arange(window.first_row, window.first_row + window.num_rows, dtype=np.int32)
     lengths = rows % 7
     hashes = np.repeat((rows % 251).astype(np.uint8)[:, None], 16, axis=1)
-    return Passages(window, np.repeat(rows, lengths), lengths, np.zeros(len(rows), np.uint8), lengths > 3, hashes)
+    return Passages(
+        window, np.repeat(rows, lengths), lengths, np.zeros(len(rows), np.uint8), lengths > 3, hashes, window.rows
+    )
 
 
 @given(st.integers(1, 3000), st.randoms(use_true_random=False))

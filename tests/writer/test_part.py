@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gte_vectorize.batch import EncodedWindow, Passages, Shard, Status, Task, Window
 from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
+from gte_vectorize.tokens.pieces import gathered
 from gte_vectorize.writer import part as part_module
 from gte_vectorize.writer.part import PartWriter, create_file, group_rows, storage_errors
 from gte_vectorize.writer.schema import output_schema
@@ -57,7 +58,9 @@ def make_window(task, data, first, end):
     cut = {name: values[first:end] for name, values in passages.items()}
     window = Window(task, task.first_row + first, end - first)
     return EncodedWindow(
-        Passages(window=window, ids=np.zeros(0, np.int32), **cut), vectors[first:end], passages["status"][first:end]
+        Passages(window=window, ids=np.zeros(0, np.int32), row=window.rows, **cut),
+        vectors[first:end],
+        passages["status"][first:end],
     )
 
 
@@ -318,3 +321,199 @@ def test_a_new_file_is_private_and_never_follows_a_link(tmp_path):
     with pytest.raises(FileExistsError):
         create_file(tmp_path / "link")
     assert not (tmp_path / "elsewhere").exists()
+
+
+# Rows that are windows of documents.
+
+TEXT = pa.string()
+WIDE = pa.schema(
+    [
+        *COLUMNS,
+        ("meta", pa.struct([("page", pa.int32()), ("of", pa.string())])),
+        ("marks", pa.map_(pa.string(), pa.int64())),
+        ("code", pa.list_(pa.float32(), 2)),
+    ]
+)
+
+
+def make_documents(rows, kind=TEXT, last=0):
+    """A task's documents of 1 to 9 windows of 8 characters, some without a usable text; their columns, and texts.
+
+    `last`: windows of the last one, if that matters.
+    """
+    rng = np.random.default_rng(rows)
+    status = rng.choice([Status.OK] * 9 + [Status.NULL, Status.EMPTY, Status.UTF8, Status.CRASH], rows).astype(np.uint8)
+    windows = np.where(status == Status.OK, rng.integers(1, 10, rows), 1)
+    if last:
+        status[-1], windows[-1] = Status.OK, last
+    unusable = {Status.NULL: None, Status.EMPTY: b" ", Status.UTF8: b"\xff\xfe", Status.CRASH: b"boom"}
+    texts = [
+        "".join(f"第{row:02}条\u0301👍🏽\n" for _ in range(count)).encode() if code == Status.OK else unusable[code]
+        for row, (code, count) in enumerate(zip(status.tolist(), windows.tolist(), strict=True))
+    ]
+    index = np.concatenate([np.arange(count) for count in windows.tolist()])
+    places = np.stack([index, index * 8, index * 8 + 8], axis=1).astype(np.int32)
+    usable = np.repeat(status, windows) == Status.OK
+    task = make_task(rows)
+    window = Window(task, 0, rows)
+    passages = Passages(
+        window=window,
+        ids=np.zeros(0, np.int32),
+        lengths=(rng.integers(3, 512, len(index)) * usable).astype(np.int32),
+        status=np.repeat(status, windows),
+        truncated=np.zeros(len(index), np.bool_),
+        text_hash=np.repeat(rng.integers(0, 256, (rows, 16), np.uint8), windows, axis=0),
+        row=np.repeat(window.rows, windows),
+        chunk=np.where(usable[:, None], places, 0).astype(np.int32),
+    )
+    vectors = rng.standard_normal((len(index), DIM), np.float32) * usable[:, None]
+    others = {
+        "meta": [None if row % 6 == 0 else {"page": row} for row in range(rows)],
+        "marks": [[("甲", row)] * (row % 3) for row in range(rows)],
+        "code": [None if row % 4 == 0 else [row, 0.5] for row in range(rows)],
+    }
+    columns = make_rows(rows)[2]
+    for name, values in others.items():
+        columns = columns.append_column(WIDE.field(name), pa.array(values, WIDE.field(name).type))
+    raw = pa.array(texts, pa.binary())
+    # Not cast: a text that is no UTF-8 stands in a column of strings all the same.
+    columns = columns.append_column("text", raw.view(kind) if kind == pa.string() else raw.cast(kind))
+    return passages, vectors, columns, texts
+
+
+def write_documents(path, made, *, most=10_000, batch_rows=1000, text="text"):
+    passages, vectors, columns, _ = made
+    schema = output_schema(columns.schema, dim=DIM, embeddings={}, chunked=True)
+    with PartWriter(path, schema, passages.window.task, text) as part:
+        for some in gathered([passages], most):
+            end = some.first + len(some.lengths)
+            first, rows = some.begun
+            part.write(
+                EncodedWindow(some, vectors[some.first : end], some.status),
+                columns.slice(first, rows).to_batches(max_chunksize=batch_rows),
+            )
+    return pq.read_table(path, page_checksum_verification=True)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_binary()], ids=str)
+def test_columns_are_repeated_for_each_window_and_the_text_is_the_windows(tmp_path, small_groups, kind):
+    made = make_documents(60, kind)
+    passages, vectors, columns, texts = made
+    table = write_documents(tmp_path / "part.parquet", made, most=50, batch_rows=7)
+
+    rows = passages.row.tolist()
+    repeated = columns.drop_columns(["text"]).take(rows)
+    assert table.select(repeated.schema.names).equals(repeated.cast(table.select(repeated.schema.names).schema))
+    found = table["text"].combine_chunks().cast(pa.large_binary() if pa.types.is_large_binary(kind) else pa.binary())
+    assert table["text"].type == kind
+    usable = (passages.lengths > 0).tolist()
+    for row, chunk, ok, text in zip(rows, passages.chunk.tolist(), usable, found.to_pylist(), strict=True):
+        whole = texts[row]
+        assert text == (whole.decode()[chunk[1] : chunk[2]].encode() if ok else whole)
+    assert table["chunk_index"].to_pylist() == passages.chunk[:, 0].tolist()
+    for place, name in ((1, "char_start"), (2, "char_end")):
+        expected = [value if ok else None for value, ok in zip(passages.chunk[:, place].tolist(), usable, strict=True)]
+        assert table[name].to_pylist() == expected
+    stored = table["embedding"].combine_chunks()
+    assert stored.is_valid().to_numpy(zero_copy_only=False).tolist() == usable
+    assert stored.flatten().to_numpy().tobytes() == vectors[usable].tobytes()
+    names = [Status(code).name.lower() for code in passages.status]
+    assert table["status"].to_pylist() == names
+    no_hash = [name in ("null", "crash") for name in names]
+    assert table["text_hash"].is_null().to_pylist() == no_hash
+
+
+def test_without_a_text_column_to_cut_nothing_is_cut(tmp_path, small_groups):
+    """The column `text` is not the documents' here."""
+    made = make_documents(30)
+    table = write_documents(tmp_path / "part.parquet", made, text="body")
+    assert table["text"].cast(pa.binary()).to_pylist() == [made[3][row] for row in made[0].row]
+
+
+@settings(deadline=None, max_examples=25)
+@given(most=st.integers(1, 120), batch_rows=st.integers(1, 70))
+def test_bytes_do_not_depend_on_how_documents_are_spread_over_windows(tmp_path_factory, most, batch_rows):
+    folder = tmp_path_factory.mktemp("parts")
+    made = make_documents(60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part_module, "GROUP_BYTES", 64 * 4 * DIM)
+        write_documents(folder / "a.parquet", made)
+        write_documents(folder / "b.parquet", made, most=most, batch_rows=batch_rows)
+
+    assert (folder / "a.parquet").read_bytes() == (folder / "b.parquet").read_bytes()
+    metadata = pq.read_metadata(folder / "b.parquet")
+    assert metadata.num_row_groups > metadata.num_rows // 64
+
+
+def test_a_large_document_is_not_repeated_for_all_its_windows_at_once(tmp_path, monkeypatch):
+    """Of 3000 windows, each with 64 KiB of other columns, a row group's worth is in memory: 1 MiB here."""
+    monkeypatch.setattr(part_module, "GROUP_BYTES", 1 << 20)
+    task, windows = make_task(1), 3000
+    index = np.arange(windows, dtype=np.int32)
+    passages = Passages(
+        window=Window(task, 0, 1),
+        ids=np.zeros(0, np.int32),
+        lengths=np.ones(windows, np.int32),
+        status=np.zeros(windows, np.uint8),
+        truncated=np.zeros(windows, np.bool_),
+        text_hash=np.zeros((windows, 16), np.uint8),
+        row=np.zeros(windows, np.int32),
+        chunk=np.stack([index, index, index + 1], axis=1),
+    )
+    columns = pa.table({"wide": ["x" * (64 << 10)], "text": ["y" * windows]})
+    schema = output_schema(columns.schema, dim=DIM, embeddings={}, chunked=True)
+    window = EncodedWindow(passages, np.ones((windows, DIM), np.float32), passages.status)
+    before = pa.default_memory_pool().bytes_allocated()
+    with PartWriter(tmp_path / "part.parquet", schema, task, "text") as part:
+        highest = []
+        flush = part._flush
+        monkeypatch.setattr(part, "_flush", lambda: (highest.append(pa.total_allocated_bytes() - before), flush()))
+        part.write(window, columns.to_batches())
+    assert len(highest) >= 180
+    assert max(highest) < 16 << 20
+    table = pq.read_table(tmp_path / "part.parquet")
+    assert (table.num_rows, set(table["text"].to_pylist())) == (windows, {"y"})
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "shift"), [(1, 0, 0), (0, 1, 0), (0, 0, 1)], ids=["columns short", "columns long", "order"]
+)
+def test_documents_and_columns_that_do_not_match_leave_nothing(tmp_path, missing, extra, shift):
+    passages, vectors, columns, _ = make_documents(20)
+    schema = output_schema(columns.schema, dim=DIM, embeddings={}, chunked=True)
+    windows = list(gathered([passages], 7))[shift:]
+
+    def write(part):
+        for some in windows:
+            first, rows = some.begun
+            given = columns.slice(first, max(0, rows - missing + extra)).to_batches()
+            part.write(EncodedWindow(some, vectors[some.first : some.first + len(some.lengths)], some.status), given)
+
+    with (
+        pytest.raises(VectorizeError, match=r"'corpus.parquet', rows 0 to 20"),
+        PartWriter(tmp_path / "part.parquet", schema, passages.window.task, "text") as part,
+    ):
+        write(part)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_that_ends_inside_a_document_leaves_nothing(tmp_path):
+    passages, vectors, columns, _ = make_documents(20, last=30)
+    schema = output_schema(columns.schema, dim=DIM, embeddings={}, chunked=True)
+    windows = list(gathered([passages], 7))
+    assert windows[-1].begun == (20, 0)
+
+    def write(part):
+        for some in windows[:-1]:
+            first, rows = some.begun
+            part.write(
+                EncodedWindow(some, vectors[some.first : some.first + len(some.lengths)], some.status),
+                columns.slice(first, rows).to_batches(),
+            )
+
+    with (
+        pytest.raises(VectorizeError, match="19 rows are complete"),
+        PartWriter(tmp_path / "part.parquet", schema, passages.window.task, "text") as part,
+    ):
+        write(part)
+    assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ from gte_vectorize.model.tokenizer import TokenizerSpec
 from gte_vectorize.reader.corpus import find_corpus
 from gte_vectorize.reader.rows import RowCursor
 from gte_vectorize.store.plan import make_tasks
-from gte_vectorize.tokens.pieces import gathered, pieces_of
+from gte_vectorize.tokens.pieces import cut, gathered, pieces_of
 from gte_vectorize.tokens.tokenizer import TextTokenizer
 from gte_vectorize.tokens.workers import TokenWorkers
 
@@ -145,22 +145,11 @@ def first_tokens(windows: Iterable[Passages], tokens: int) -> list[Passages]:
     for passages in windows:
         ends = np.cumsum(passages.lengths)
         rows = min(len(ends), int(np.searchsorted(ends, tokens)) + 1)
-        taken.append(_first_rows(passages, rows))
+        taken.append(cut(passages, 0, rows))
         tokens -= int(ends[rows - 1])
         if tokens <= 0:
             break
     return taken
-
-
-def _first_rows(passages: Passages, rows: int) -> Passages:
-    return Passages(
-        window=replace(passages.window, num_rows=rows),
-        ids=passages.ids[: int(passages.lengths[:rows].sum())],
-        lengths=passages.lengths[:rows],
-        status=passages.status[:rows],
-        truncated=passages.truncated[:rows],
-        text_hash=passages.text_hash[:rows],
-    )
 
 
 def as_passages(ids: Sequence[Sequence[int]]) -> Passages:
@@ -176,6 +165,7 @@ def as_passages(ids: Sequence[Sequence[int]]) -> Passages:
         status=np.full(count, Status.OK, np.uint8),
         truncated=np.zeros(count, np.bool_),
         text_hash=np.zeros((count, 16), np.uint8),
+        row=window.rows,
     )
 
 

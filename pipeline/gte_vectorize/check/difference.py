@@ -49,21 +49,24 @@ def of_tasks(file: str, what: str, tasks: Sequence[Task]) -> Difference:
 
 @dataclass(slots=True)
 class Ranges:
-    """Rows of a task that have one thing wrong with them, added in ascending order."""
+    """Rows of a task that have one thing wrong with them, added in ascending order; those added again count once."""
 
     named: list[tuple[int, int]] = field(default_factory=list)
     more: int = 0
+    end: int = 0  # behind the last row
 
     def add(self, rows: npt.NDArray[np.int64]) -> None:
+        rows = np.unique(rows[rows >= self.end])
         for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
             if not len(run):
                 continue
-            if self.named and not self.more and sum(self.named[-1]) == run[0]:
+            if self.named and not self.more and self.end == run[0]:
                 self.named[-1] = (self.named[-1][0], self.named[-1][1] + len(run))
             elif len(self.named) < RANGES_NAMED:
                 self.named.append((int(run[0]), len(run)))
             else:
                 self.more += len(run)
+            self.end = int(run[-1]) + 1
 
     def differences(self, file: str, what: str, task: Task) -> Iterator[Difference]:
         for first, count in self.named:

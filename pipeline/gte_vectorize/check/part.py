@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gte_vectorize.batch import Bool, Status, Task
+from gte_vectorize.batch import Bool, Int64, Status, Task
 from gte_vectorize.check.difference import Difference, Ranges, of_tasks
+from gte_vectorize.check.windows import input_rows, last_row, window_problems
 from gte_vectorize.reader.storage import reading
 from gte_vectorize.store.publish import Content, file_size, sha256
-from gte_vectorize.writer.schema import schema_fingerprint
+from gte_vectorize.writer.schema import count_documents, is_chunked, schema_fingerprint
 
 NORM_TOLERANCE = 1e-3
 BATCH_ROWS = 4096
+
+_Found = dict[tuple[int, str], Ranges]  # by task, and what is wrong with its rows
 
 
 @dataclass(slots=True)
@@ -69,35 +71,51 @@ def _check_groups(file: Any, name: str, tasks: Sequence[Task], schema: str, chec
         return
     counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
     planned = sum(task.num_rows for task in tasks)
-    if sum(counts) != planned:
+    chunked = is_chunked(file.schema_arrow)
+    if not chunked and sum(counts) != planned:
         checked.differences.append(of_tasks(name, f"holds {sum(counts)} rows, and {planned} were planned", tasks))
         return
-    starts = [0, *accumulate(task.num_rows for task in tasks)]
-    found: dict[tuple[int, str], Ranges] = defaultdict(Ranges)
-
-    def note(problems: Iterable[tuple[Bool, str]], first: int) -> None:
-        for wrong, what in problems:
-            rows = first + np.flatnonzero(wrong)
-            owners = np.searchsorted(starts, rows, side="right") - 1
-            for owner in np.unique(owners).tolist():
-                found[owner, what].add(rows[owners == owner] - starts[owner])
-
-    first = 0
+    found: _Found = defaultdict(Ranges)
+    starts = np.cumsum([0, *(task.num_rows for task in tasks)])
+    first, before = 0, None  # rows of the input that have begun, and the row of the output before
     for group, count in enumerate(counts):
         done, unread = 0, "cannot be read: its row group is short"
         try:
             for batch in file.iter_batches(BATCH_ROWS, row_groups=[group]):
-                note(_problems(batch), first + done)
+                rows = input_rows(batch, first)
+                _note(found, starts, _problems(batch), rows)
+                if chunked:
+                    _note(found, starts, window_problems(batch, before), rows)
+                    before = last_row(batch)
                 _count(batch, checked)
-                done += batch.num_rows
+                done, first = done + batch.num_rows, first + count_documents(batch)
         except Exception as error:  # as above
             unread = f"cannot be read ({type(error).__name__})"
         if done != count:
             checked.unread = True
-            note([(np.ones(count - done, np.bool_), unread)], first + done)
-        first += count
+            if chunked:  # of how many rows of the input these are windows, nobody knows
+                checked.differences.append(of_tasks(name, unread, tasks))
+                break
+            _note(found, starts, [(np.ones(count - done, np.bool_), unread)], first + np.arange(count - done))
+            first += count - done
+    if first != planned and not checked.unread:
+        what = f"is of {first} rows of the input, and {planned} were planned"
+        checked.differences.append(of_tasks(name, what, tasks))
     for (owner, what), ranges in found.items():
         checked.differences += ranges.differences(name, what, tasks[owner])
+
+
+def _note(found: _Found, starts: Int64, problems: Iterable[tuple[Bool, str]], rows: Int64) -> None:
+    """Add the rows with problems to what is `found`; `rows` and `starts`, of each task, count within the file's input.
+
+    Where windows are damaged, there may seem to be more rows than were planned, or one before the first.
+    """
+    rows = np.clip(rows, 0, max(0, starts[-1] - 1))
+    for wrong, what in problems:
+        bad = rows[wrong]
+        owners = np.searchsorted(starts[:-1], bad, side="right") - 1
+        for owner in np.unique(owners).tolist():
+            found[owner, what].add(bad[owners == owner] - starts[owner])
 
 
 def _problems(batch: pa.RecordBatch) -> Iterator[tuple[Bool, str]]:
@@ -108,7 +126,7 @@ def _problems(batch: pa.RecordBatch) -> Iterator[tuple[Bool, str]]:
     known = pa.array([status.name.lower() for status in Status])
     yield ~_bool(pc.is_in(batch["status"], known)), "has a status that does not exist"
     yield ok != has_vector, "is ok without a vector, or has a vector without being ok"
-    yield ok & (_int(pc.binary_length(batch["text_hash"])) != 32), "is ok without a text_hash"
+    yield ok & ~_bool(pc.equal(pc.binary_length(batch["text_hash"]), 32)), "is ok without a text_hash"
     vectors = embedding.flatten().to_numpy(zero_copy_only=False).reshape(-1, embedding.type.list_size)
     norms, finite = np.zeros(batch.num_rows), np.ones(batch.num_rows, np.bool_)
     with np.errstate(all="ignore"):
@@ -130,7 +148,3 @@ def _count(batch: pa.RecordBatch, checked: CheckedFile) -> None:
 def _bool(column: pa.Array) -> Bool:
     values: Bool = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
     return values
-
-
-def _int(column: pa.Array) -> Any:
-    return pc.fill_null(column, 0).to_numpy(zero_copy_only=False)

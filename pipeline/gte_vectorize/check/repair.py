@@ -96,7 +96,7 @@ def _refuse_another(config: Config, plan: Plan) -> None:
 
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    now = prepare(config, device=device, dtype=dtype, machine=describe_device(device)).plan
+    now = prepare(config, device=device, dtype=dtype, machine=describe_device(device)).targets[0].plan
     if now.sha256 != plan.sha256:
         listed = "".join(f"\n  {line}" for line in differences(plan, now)[:10])
         raise OutputError(f"a run here and now would make other bytes, so nothing was removed or repaired:{listed}")
@@ -111,7 +111,8 @@ def _clear(found: Verification, plan: Plan, papers: Papers) -> None:
     layout = found.layout
     for path, tasks in files_of(layout, plan, found.finished):
         if tasks[0].index in found.broken:
-            log.warning("%r is removed, to be made again: %d rows", str(path), sum(task.num_rows for task in tasks))
+            rows = sum(task.num_rows for task in tasks)
+            log.warning("%r is removed, to be made again: %d rows of the input", str(path), rows)
             forget(path)
     unpublish_manifest(layout)
     if layout.single and found.finished:

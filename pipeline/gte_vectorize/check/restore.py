@@ -51,6 +51,7 @@ def restore_config(found: Verification, model: str | None) -> Config | None:
         task_rows=options["task_rows"],
         max_bad_rows=limit("100%"),
         **_model_options(fields, description["sources"]),
+        **_long_options(fields["long_documents"]),
     )
 
 
@@ -76,6 +77,14 @@ def _model_options(fields: Any, sources: Any) -> dict[str, Any]:
     elif name := re.search(r"\(prompt (.*), named by the caller\)", sources["prompt"]):
         chosen["prompt_name"] = ast.literal_eval(name[1])
     return chosen
+
+
+def _long_options(long_documents: Any) -> dict[str, Any]:
+    """What the plan says of long documents; see `Windowing.description`."""
+    if isinstance(long_documents, str):
+        return {"long": long_documents}
+    options = ("overlap", "splitter", "chunk_tokens")
+    return {"long": long_documents["mode"]} | {name: long_documents[name] for name in options if name in long_documents}
 
 
 def _given_as(shard: Shard, layout: Layout) -> str:

@@ -13,7 +13,7 @@ from gte_vectorize.store.inspect import Papers, claims_to_be_finished, find_outp
 from gte_vectorize.store.layout import Layout
 from gte_vectorize.store.manifest import Totals, finished
 from gte_vectorize.store.plan import Plan
-from gte_vectorize.store.publish import file_size
+from gte_vectorize.store.publish import Content, file_size
 
 ADVICE = {
     "finished": "nothing is left to do",
@@ -26,7 +26,9 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """`published` counts what has been published so far; times are the modification times of files."""
+    """`rows` and `published_rows` are of the input; `published` counts what has been published so far, by rows of the
+    output; times are the modification times of files.
+    """
 
     output: str
     model: str
@@ -34,6 +36,7 @@ class JobStatus:
     tasks: int
     published_tasks: int
     rows: int
+    published_rows: int
     published: Totals
     started: datetime | None
     updated: datetime | None
@@ -56,7 +59,8 @@ class JobStatus:
             "advice": ADVICE[self.state],
             "run_again": self.run_again,
             "tasks": {"published": self.published_tasks, "total": self.tasks},
-            "rows": {"published": held.rows, "total": self.rows},
+            "rows": {"published": self.published_rows, "total": self.rows},
+            "output_rows": held.rows,
             "tokens": held.tokens,
             "truncated": held.truncated,
             "bytes": held.bytes,
@@ -69,11 +73,12 @@ class JobStatus:
         """For people to read."""
         held, share = self.published, 100 * self.published_tasks / max(1, self.tasks)
         counts = ", ".join(f"{count:,} {name}" for name, count in sorted(held.status.items())) or "none yet"
+        windows = f" in {held.rows:,} windows" if held.rows != self.published_rows else ""
         times = [f"{time:%Y-%m-%d %H:%M:%S}" if time else "?" for time in (self.started, self.updated)]
         return [
             f"{self.output}: {self.state}; {ADVICE[self.state]}",
             f"  tasks    {self.published_tasks:,} of {self.tasks:,} ({share:.1f} %)",
-            f"  rows     {held.rows:,} of {self.rows:,}: {counts}",
+            f"  rows     {self.published_rows:,} of {self.rows:,}{windows}: {counts}",
             f"  tokens   {held.tokens:,}; {held.truncated:,} documents cut",
             f"  bytes    {held.bytes:,} in {held.files:,} files",
             f"  model    {self.model}",
@@ -94,7 +99,9 @@ def job_status(output: str | Path) -> JobStatus:
         )
     # While its parts are there, a single file may be an older one of the same size.
     totals = None if layout.single and layout.parts.exists() else finished(layout, plan)
-    held, lost = _published(layout, papers)
+    whole = _whole(layout, papers)
+    held, lost = Totals.of(whole.values()), len(papers.records) - len(whole)
+    published = [task for task in plan.tasks if totals or task.index in whole]
     if is_running:
         state = "running"
     elif totals:
@@ -106,18 +113,19 @@ def job_status(output: str | Path) -> JobStatus:
         model=str(plan.fingerprint_fields.get("model")),
         state=state,
         tasks=len(plan.tasks),
-        published_tasks=len(plan.tasks) if totals else held.files,
+        published_tasks=len(published),
         rows=sum(task.num_rows for task in plan.tasks),
+        published_rows=sum(task.num_rows for task in published),
         published=totals or held,
         started=_modified(layout.plan),
         updated=_last_published(layout, plan),
     )
 
 
-def _published(layout: Layout, papers: Papers) -> tuple[Totals, int]:
-    """What the recorded parts hold together, and how many of them are gone or have another size."""
-    whole = [content for index, content in papers.records.items() if file_size(layout.part(index)) == content.bytes]
-    return Totals.of(whole), len(papers.records) - len(whole)
+def _whole(layout: Layout, papers: Papers) -> dict[int, Content]:
+    """The recorded parts, by task, but for those that are gone or have another size."""
+    parts = papers.records.items()
+    return {index: content for index, content in parts if file_size(layout.part(index)) == content.bytes}
 
 
 def _last_published(layout: Layout, plan: Plan) -> datetime | None:

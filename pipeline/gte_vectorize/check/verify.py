@@ -41,7 +41,7 @@ class Verification:
     plan         None: it is missing or damaged, and then nothing else was looked at
     contents     of the files that are sound, by their first task: all of a finished single file under 0
     broken       indices of the tasks whose rows are missing or wrong
-    reembedded   rows that were embedded again
+    rows         of the output, like `reembedded`, those that were embedded again
     notes        what is no difference of the output: inputs that are gone or have changed
     """
 

@@ -92,4 +92,5 @@ def _passages(spec: ModelSpec) -> Passages:
     ids = np.random.default_rng(0).integers(vocabulary // 2, vocabulary, int(lengths.sum()), dtype=np.int32)
     window = Window(Task(0, Shard("canary", 0, 0, (count,)), 0, count), 0, count)
     nothing = np.zeros(count, np.uint8)
-    return Passages(window, ids, lengths, nothing, nothing.astype(np.bool_), np.zeros((count, 16), np.uint8))
+    no_hash = np.zeros((count, 16), np.uint8)
+    return Passages(window, ids, lengths, nothing, nothing.astype(np.bool_), no_hash, window.rows)

@@ -41,7 +41,7 @@ class CpuEncoder:
         self._pool = ThreadPoolExecutor(self._lanes, "lane", initializer=torch.set_num_threads, initargs=(1,))
 
     def max_rows(self, longest: int) -> int:
-        """How many passages a batch may have; here, the budget decides alone."""
+        """How many contexts a batch may have; here, the budget decides alone."""
         return self.budget
 
     def stream(self, batches: Iterable[TokenBatch]) -> Iterator[EncodedWindow]:

@@ -18,7 +18,15 @@ import numpy as np
 import torch
 
 from gte_vectorize.batch import EncodedWindow, Float32, Int32, Layout, Passages, Status, TokenBatch
-from gte_vectorize.encoder.bucket import SMALLEST_PACKED, Bucket, choose, max_rows, packed_buckets, padded_buckets
+from gte_vectorize.encoder.bucket import (
+    SMALLEST_PACKED,
+    Bucket,
+    choose,
+    max_rows,
+    most_chunks,
+    packed_buckets,
+    padded_buckets,
+)
 from gte_vectorize.encoder.forward import Forward, weights_sum
 from gte_vectorize.encoder.rescue import rescued
 from gte_vectorize.errors import ConfigError, DeviceError, TemporaryError
@@ -77,7 +85,8 @@ class Landing:
 class CudaEncoder:
     """The GPU's encoder: its buffers are claimed, and every bucket captured, when it is made.
 
-    `exact` computes a batch in fp32, for rows that are not finite otherwise.
+    `exact` computes a batch in fp32, for rows that are not finite otherwise. `late`: passages may be chunks of
+    contexts.
     """
 
     def __init__(
@@ -89,6 +98,7 @@ class CudaEncoder:
         max_length: int,
         device: torch.device,
         graphs: bool,
+        late: bool,
         exact: Callable[[TokenBatch], Float32],
     ):
         self._forward, self._device, self._exact, self.dim = forward, device, exact, dim
@@ -98,14 +108,14 @@ class CudaEncoder:
         budget = max(budget, max_length, SMALLEST_PACKED if packed else 1)
         if packed and budget > MOST_TOKENS:
             raise ConfigError(f"--batch-tokens {budget}: at most {MOST_TOKENS} on a GPU")
-        self._buckets = (packed_buckets if packed else padded_buckets)(budget, max_length)
-        self.window_rows = max(1, min(WINDOW_ROWS, WINDOW_TOKENS // max_length))
+        self._buckets = packed_buckets(budget, max_length, late=late) if packed else padded_buckets(budget, max_length)
+        self.window_rows = max(most_chunks(max_length) if late else 1, min(WINDOW_ROWS, WINDOW_TOKENS // max_length))
         self._copy_in, self._compute, self._copy_out = (torch.cuda.Stream(device) for _ in range(3))
         self._widths = {bucket: len(self._blank(bucket)) for bucket in self._buckets}
-        width, slots = max(self._widths.values()), max(bucket.slots for bucket in self._buckets)
+        width, most = max(self._widths.values()), max(bucket.vectors for bucket in self._buckets)
         self._inputs = torch.zeros(width, dtype=torch.int32, device=device)
-        self._vectors = torch.zeros(slots, dim, device=device)
-        self._staging = deque(_staging_slot(width + slots, device) for _ in range(DEPTH))
+        self._vectors = torch.zeros(most, dim, device=device)
+        self._staging = deque(_staging_slot(width + most, device) for _ in range(DEPTH))
         self._windows = [_window_slot(self.window_rows, dim, device) for _ in range(2)]
         # Weights and buffers were filled on the default stream, which our streams do not wait for.
         torch.cuda.synchronize(device)
@@ -119,7 +129,7 @@ class CudaEncoder:
         return max(bucket.tokens for bucket in self._buckets)
 
     def max_rows(self, longest: int) -> int:
-        """How many passages a batch may have whose longest passage is `longest` tokens."""
+        """How many contexts a batch may have whose longest context is `longest` tokens."""
         return max_rows(self._buckets, longest)
 
     def stream(self, batches: Iterable[TokenBatch]) -> Iterator[EncodedWindow]:
@@ -217,7 +227,7 @@ class CudaEncoder:
                 if self._start(piece, bucket, vectors):
                     continue
                 self._give_up(bucket)
-            if len(piece.rows) == 1:
+            if len(piece.spans) == 1:
                 raise TemporaryError(
                     f"the GPU's memory does not suffice for a passage of {len(piece.ids)} tokens: "
                     "end what else uses it, or lower --max-length, then run again"
@@ -229,7 +239,7 @@ class CudaEncoder:
         slot = self._staging[0]
         self._staging.rotate(-1)
         self._wait(slot.computed)
-        laid_out = self._forward.lay_out(batch.ids, batch.lengths, bucket)
+        laid_out = self._forward.lay_out(batch.ids, batch.lengths, bucket, batch.contexts)
         size, count = len(laid_out), len(batch.rows)
         staged = slot.host_inputs.numpy()
         staged[:size], staged[size : size + count] = laid_out, batch.rows
@@ -259,7 +269,7 @@ class CudaEncoder:
         """static inputs → static vectors, in the current stream."""
         with torch.inference_mode():
             inputs = self._inputs[: self._widths[bucket]]
-            self._vectors[: bucket.slots].copy_(self._forward(inputs, bucket))
+            self._vectors[: bucket.vectors].copy_(self._forward(inputs, bucket))
 
     def _give_up(self, bucket: Bucket) -> None:
         """Memory does not suffice for the bucket, nor for larger ones that are not captured."""

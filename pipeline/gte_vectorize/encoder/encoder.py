@@ -19,7 +19,7 @@ from gte_vectorize.encoder.packed import load_packed
 from gte_vectorize.encoder.padded import load_padded
 from gte_vectorize.encoder.pooling import load_head
 from gte_vectorize.encoder.weights import read_tensors
-from gte_vectorize.errors import ConfigError, DeviceError, TemporaryError
+from gte_vectorize.errors import ConfigError, DeviceError, ModelError, TemporaryError
 from gte_vectorize.model.spec import ModelSpec
 from gte_vectorize.tokens.batcher import token_batches
 
@@ -90,16 +90,17 @@ def open_encoder(
     device: str,
     dtype: str,
     graphs: bool = True,
+    late: bool = False,
     batch_tokens: int | None = None,
     lanes: int | None = None,
 ) -> Iterator[Encoder]:
     """The model on a device (`cpu`, `cuda`) in a dtype (`fp32`, `fp16`, `bf16`), ready to run.
 
-    `batch_tokens` is the token budget of a batch, `lanes` the number of CPU threads; both default to what suits the
-    device. Raises ModelError for a model that cannot be run faithfully.
+    `late`: passages may be chunks of contexts. `batch_tokens` is the token budget of a batch, `lanes` the number of CPU
+    threads; both default to what suits the device. Raises ModelError for a model that cannot be run faithfully.
     """
     with _gpu_errors():
-        encoder = _make(spec, device, dtype, graphs, batch_tokens, lanes)
+        encoder = _make(spec, device, dtype, graphs, late, batch_tokens, lanes)
         try:
             yield encoder
         finally:
@@ -123,10 +124,15 @@ def _gpu_errors() -> Iterator[None]:
 
 
 def _make(
-    spec: ModelSpec, device: str, dtype: str, graphs: bool, batch_tokens: int | None, lanes: int | None
+    spec: ModelSpec, device: str, dtype: str, graphs: bool, late: bool, batch_tokens: int | None, lanes: int | None
 ) -> Encoder:
     target = torch.device(device)
     forward = _forward(spec, DTYPES[dtype], target)
+    if late and forward.layout != "packed":
+        raise ModelError(
+            f"{spec.name!r} runs in padded batches here, which hold no contexts: --long late needs one of the packed "
+            "families, on a CPU or a GPU of compute capability 8.0 or newer"
+        )
     if device == "cpu":
         return CpuEncoder(forward, dim=spec.dim, budget=batch_tokens, lanes=lanes)
     if batch_tokens is None and isinstance(forward, PackedForward):
@@ -139,6 +145,7 @@ def _make(
         device=target,
         # Grouped attention depends on the lengths of a batch, so it has no fixed shape to capture.
         graphs=graphs and (forward.layout == "padded" or dtype != "fp32"),
+        late=late,
         exact=in_fp32(spec, target),
     )
 

@@ -1,8 +1,8 @@
 """The two layouts of a token batch: how a batch is laid out in a bucket, and what the model computes from it.
 
 Both turn a batch's token ids and lengths into one int32 array of a size that depends on the bucket alone, and that
-array, on the encoder's device, into vectors fp32[slots, dim], of which the first len(lengths) count. Nothing in between
-depends on the batch's values on the host, so a GPU can capture it.
+array, on the encoder's device, into vectors fp32[vectors of the bucket, dim], of which the first len(lengths) count.
+Nothing in between depends on the batch's values on the host, so a GPU can capture it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Forward(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket) -> Int32: ...
+    def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket, contexts: Int32 | None = None) -> Int32: ...
 
     def __call__(self, inputs: torch.Tensor, bucket: Bucket) -> torch.Tensor: ...
 
@@ -37,7 +37,7 @@ def encode(forward: Forward, batch: TokenBatch, device: torch.device) -> Float32
     """The vectors of a batch, float32[n, dim], in a bucket of its own size on the forward's device."""
     bucket = exact_bucket(batch) if forward.layout == "packed" else exact_rows(batch)
     with torch.inference_mode():
-        inputs = torch.from_numpy(forward.lay_out(batch.ids, batch.lengths, bucket)).to(device)
+        inputs = torch.from_numpy(forward.lay_out(batch.ids, batch.lengths, bucket, batch.contexts)).to(device)
         vectors: Float32 = forward(inputs, bucket)[: len(batch.rows)].cpu().numpy()
     return vectors
 
@@ -69,32 +69,47 @@ def _tensors(held: object) -> Iterator[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class PackedForward:
-    """Inputs: token ids [tokens], positions [tokens], bounds of the passages [slots + 1]."""
+    """Inputs: token ids [tokens], positions [tokens], bounds of the contexts [slots + 1], and in a bucket of chunks
+    theirs [chunks + 1].
+    """
 
     bert: PackedBert
     pooling: tuple[str, ...]
     head: Head
     layout: Layout = "packed"
 
-    def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket) -> Int32:
-        inputs = np.zeros(2 * bucket.tokens + bucket.slots + 1, np.int32)
-        ids, positions, bounds = np.split(inputs, [bucket.tokens, 2 * bucket.tokens])
-        used, count = len(token_ids), len(lengths)
-        ends = np.cumsum(lengths, dtype=np.int32)
+    def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket, contexts: Int32 | None = None) -> Int32:
+        if contexts is not None and not bucket.chunks:
+            raise ValueError(f"{bucket} has no places for chunks")
+        sizes = _sizes(bucket)
+        inputs = np.zeros(sum(sizes), np.int32)
+        ids, positions, bounds, *chunks = np.split(inputs, np.cumsum(sizes)[:-1])
+        spans = lengths if contexts is None else contexts
+        used, count = len(token_ids), len(spans)
+        ends = np.cumsum(spans, dtype=np.int32)
         ids[:used] = token_ids
-        positions[:used] = np.arange(used, dtype=np.int32) - np.repeat(ends - lengths, lengths)
+        positions[:used] = np.arange(used, dtype=np.int32) - np.repeat(ends - spans, spans)
         # What is left over becomes filler passages of at most max_length tokens; slots beyond them are empty.
         bounds[1 : count + 1] = ends
         fillers = used + bucket.max_length * np.arange(1, bucket.slots - count + 1)
         bounds[count + 1 :] = np.minimum(fillers, bucket.tokens)
+        for chunk_bounds in chunks:
+            chunk_bounds[1 : len(lengths) + 1] = np.cumsum(lengths)
+            chunk_bounds[len(lengths) + 1 :] = used  # of no tokens
         return inputs
 
     def __call__(self, inputs: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        ids, positions, bounds = inputs.split([bucket.tokens, bucket.tokens, bucket.slots + 1])
+        ids, positions, bounds, *chunks = inputs.split(_sizes(bucket))
         if self.pooling == ("cls",):
             first = at_least(fewest_rows(inputs.device), bounds[:-1].clamp(max=bucket.tokens - 1))
             return self.head(self.bert(ids, positions, bounds, bucket.max_length, first)[: bucket.slots].float())
-        return self.head(pool(self.bert(ids, positions, bounds, bucket.max_length), bounds, self.pooling))
+        hidden = self.bert(ids, positions, bounds, bucket.max_length)
+        return self.head(pool(hidden, chunks[0] if chunks else bounds, self.pooling))
+
+
+def _sizes(bucket: Bucket) -> list[int]:
+    """Of the packed inputs."""
+    return [bucket.tokens, bucket.tokens, bucket.slots + 1, *([bucket.chunks + 1] if bucket.chunks else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +122,9 @@ class PaddedForward:
     pad_id: int
     layout: Layout = "padded"
 
-    def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket) -> Int32:
+    def lay_out(self, token_ids: Int32, lengths: Int32, bucket: Bucket, contexts: Int32 | None = None) -> Int32:
+        if contexts is not None:
+            raise ValueError("a padded row is one passage")
         inputs = np.full(bucket.tokens + bucket.slots, self.pad_id, np.int32)
         ids, visible = np.split(inputs, [bucket.tokens])
         # A filler row keeps one visible token: a row that is masked as a whole gives NaN in some kernels.

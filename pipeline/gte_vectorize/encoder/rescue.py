@@ -1,4 +1,4 @@
-"""Rows whose vector was not finite, tried again alone: once more as they were, then in fp32.
+"""Rows whose vector was not finite, tried again, their context alone: once more as they were, then in fp32.
 
 A healthy GPU gives the same bits again, so the first attempt tells a passing fault from an overflow of half precision,
 which the second one mends. What is not finite in fp32 either keeps its status.
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from gte_vectorize.batch import EncodedWindow, Float32, Passages, Status, TokenBatch
 
@@ -21,30 +22,39 @@ log = logging.getLogger(__name__)
 def rescued(windows: Iterable[EncodedWindow], attempts: Sequence[Attempt]) -> Iterator[EncodedWindow]:
     """The windows, with the vector of the first attempt that is finite in each row that was not."""
     for window in windows:
-        rows = np.flatnonzero(window.status == Status.NONFINITE).tolist()
-        if rows:
-            starts = np.cumsum(window.passages.lengths, dtype=np.int64) - window.passages.lengths
-            saved = sum(_save(window, row, int(starts[row]), attempts) for row in rows)
+        bad = np.flatnonzero(window.status == Status.NONFINITE)
+        if len(bad):
+            for batch in _contexts(window.passages, bad):
+                _save(window, batch, attempts)
             log.warning(
                 "vectors that were not finite: %d, of which %d are now; where there are many, --dtype bf16 is faster",
-                len(rows),
-                saved,
+                len(bad),
+                np.count_nonzero(window.status[bad] == Status.OK),
             )
         yield window
 
 
-def _save(window: EncodedWindow, row: int, start: int, attempts: Sequence[Attempt]) -> bool:
-    batch = _alone(window.passages, row, start)
+def _save(window: EncodedWindow, batch: TokenBatch, attempts: Sequence[Attempt]) -> None:
     for attempt in attempts:
-        vector = attempt(batch)[0]
-        if np.isfinite(vector).all() and vector.any():
-            window.vectors[row], window.status[row] = vector, Status.OK
-            return True
-    return False
+        vectors = attempt(batch)
+        good = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+        good &= window.status[batch.rows] == Status.NONFINITE
+        window.vectors[batch.rows[good]], window.status[batch.rows[good]] = vectors[good], Status.OK
+        if not (window.status[batch.rows] == Status.NONFINITE).any():
+            return
 
 
-def _alone(passages: Passages, row: int, start: int) -> TokenBatch:
-    lengths = passages.lengths[row : row + 1]
-    return TokenBatch(
-        passages, passages.ids[start : start + int(lengths[0])], lengths, np.array([row], np.int32), last=True
-    )
+def _contexts(passages: Passages, rows: npt.NDArray[np.intp]) -> Iterator[TokenBatch]:
+    """The context of each of the rows, by itself."""
+    firsts, tokens = passages.contexts
+    starts, edges = np.cumsum(tokens, dtype=np.int64) - tokens, np.append(firsts, len(passages.lengths))
+    for context in np.unique(np.searchsorted(firsts, rows, side="right") - 1).tolist():
+        start, chunks = int(starts[context]), np.arange(edges[context], edges[context + 1], dtype=np.int32)
+        yield TokenBatch(
+            passages,
+            ids=passages.ids[start : start + int(tokens[context])],
+            lengths=passages.lengths[chunks],
+            rows=chunks,
+            last=True,
+            contexts=None if passages.continues is None else tokens[context : context + 1],
+        )

@@ -58,7 +58,7 @@ class ModelSpec:
     weights_sha256: str
     sources: Mapping[str, str]
 
-    def fingerprint_fields(self, *, dtype: str) -> dict[str, Any]:
+    def fingerprint_fields(self, *, dtype: str, long_documents: Any = "truncate") -> dict[str, Any]:
         """Everything that changes the vectors, so that two runs that differ can say in what."""
         return {
             "version": _FINGERPRINT_VERSION,
@@ -72,13 +72,13 @@ class ModelSpec:
             "lower_case": self.tokenizer.lower_case,
             "prompt": self.tokenizer.prompt,
             "max_length": self.tokenizer.max_length,
-            "long_documents": "truncate",
+            "long_documents": long_documents,
             "dtype": dtype,
         }
 
-    def fingerprint(self, *, dtype: str) -> str:
+    def fingerprint(self, *, dtype: str, long_documents: Any = "truncate") -> str:
         """SHA-256 in hex of the fields' canonical JSON."""
-        fields = self.fingerprint_fields(dtype=dtype)
+        fields = self.fingerprint_fields(dtype=dtype, long_documents=long_documents)
         return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -111,7 +111,7 @@ def differences(old: Plan, new: Plan) -> list[str]:
             (old.options, new.options),
             (old.compute, new.compute),
         )
-        for line in _changed_fields(_plain(before), _plain(now))
+        for line in changed_fields(before, now)
     ]
     if old.fingerprint != new.fingerprint and not found:
         found.append(f"fingerprint: was {old.fingerprint!r}, now {new.fingerprint!r}")
@@ -123,16 +123,18 @@ def differences(old: Plan, new: Plan) -> list[str]:
     return found
 
 
+def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each field that is not the same in both."""
+    before, now = _plain(old), _plain(new)
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            yield f"{name}: was {before.get(name)!r}, now {now.get(name)!r}"
+
+
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
     """As JSON gives it back: a tuple and the list it was stored as are the same."""
     plain: dict[str, Any] = json.loads(canonical_json(dict(fields)))
     return plain
-
-
-def _changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    for name in sorted(old.keys() | new.keys()):
-        if old.get(name) != new.get(name):
-            yield f"{name}: was {old.get(name)!r}, now {new.get(name)!r}"
 
 
 def _changed_shards(old: tuple[Shard, ...], new: tuple[Shard, ...]) -> Iterator[str]:

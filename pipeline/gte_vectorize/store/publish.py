@@ -26,6 +26,7 @@ from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
 from gte_vectorize.failpoint import failpoint
 from gte_vectorize.store.files import Damaged
 from gte_vectorize.writer.part import create_file, storage_errors
+from gte_vectorize.writer.schema import count_documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +112,20 @@ def read_back(path: Path, schema: pa.Schema, num_rows: int) -> Content:
     Damaged: the bytes are not what was written. VectorizeError: what was written is wrong.
     """
     status: Counter[str] = Counter()
-    rows = tokens = truncated = 0
+    rows = documents = tokens = truncated = 0
     failpoint("part.readback")
     for table in read_tables(path):
         if not table.schema.equals(schema, check_metadata=True):
             raise _wrong(path, "its columns or metadata are not those of this run")
         _check_vectors(path, table)
         rows += table.num_rows
+        documents += count_documents(table)
         tokens += pc.sum(table["n_tokens"]).as_py() or 0
         truncated += pc.sum(table["truncated"]).as_py() or 0
         for count in pc.value_counts(table["status"]).to_pylist():
             status[count["values"]] += count["counts"]
-    if rows != num_rows:
-        raise _wrong(path, f"it holds {rows} rows instead of {num_rows}")
+    if documents != num_rows:
+        raise _wrong(path, f"it holds {documents} rows instead of {num_rows}")
     return Content(path.stat().st_size, sha256(path), rows, tokens, truncated, dict(status))
 
 

@@ -96,6 +96,11 @@ class Store:
         """Whether the output is complete under its final name."""
         return self._totals is not None
 
+    @property
+    def scratch(self) -> Path:
+        """A local folder for what is of use to this run alone; it goes with the next one, or at the end."""
+        return self._at.tmp
+
     def pending(self) -> list[Task]:
         """The tasks whose part is not published, in order."""
         return [] if self.done else [task for task in self._plan.tasks if task.index not in self._contents]

@@ -1,7 +1,8 @@
 """Equal passages of a task, found before they are encoded and given one vector afterwards.
 
-A vector depends on its token ids alone, so the second passage with the same ids has the first one's. A hash only says
-which passages to compare; the ids decide. Memory: the ids and vectors of LOOK_BACK rows.
+A vector depends on the token ids of its context alone, so the second context with the same ids, cut into the same
+passages, has the first one's vectors. A hash only says which contexts to compare; ids and cuts decide. Memory: the ids
+and vectors of LOOK_BACK passages.
 """
 
 from __future__ import annotations
@@ -13,43 +14,47 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from gte_vectorize.batch import EncodedWindow, Int32, Passages, Window
+from gte_vectorize.batch import EncodedWindow, Int32, Passages
 
 LOOK_BACK = 65536
-"""Rows among which equal passages are found: those of a task, unless tasks were made larger than by default."""
+"""Passages among which equal ones are found: those of a task, unless it has more."""
 
 _MULTIPLIERS = np.random.default_rng(0).integers(1, 1 << 63, 1 << 16, dtype=np.uint64) | np.uint64(1)
 
 
 def marked(windows: Iterable[Passages]) -> Iterator[Passages]:
-    """The windows, with `same_as` filled in: the first passage with the same ids, where there was one."""
-    for _, of_task in groupby(windows, key=lambda passages: _reach(passages.window)):
-        seen: dict[int, list[tuple[int, Int32]]] = {}
+    """The windows, with `same_as` filled in: the first passage with the same ids in an equal context, where there was
+    one.
+    """
+    for _, of_task in groupby(windows, key=_reach):
+        seen: dict[int, list[tuple[int, Int32, Int32]]] = {}
         for passages in of_task:
-            first = passages.window.first_row - passages.window.task.first_row
             same_as = np.full(len(passages.lengths), -1, np.int32)
-            ends = np.cumsum(passages.lengths, dtype=np.int64)
-            encoded = np.flatnonzero(passages.lengths)
-            for row, key in zip(encoded.tolist(), _keys(passages)[encoded].tolist(), strict=True):
-                ids = passages.ids[ends[row] - passages.lengths[row] : ends[row]]
+            firsts, tokens = passages.contexts
+            ends, edges = np.cumsum(tokens, dtype=np.int64), np.append(firsts, len(passages.lengths))
+            encoded = np.flatnonzero(tokens)
+            for context, key in zip(encoded.tolist(), _keys(passages)[encoded].tolist(), strict=True):
+                ids = passages.ids[ends[context] - tokens[context] : ends[context]]
+                first, end = int(edges[context]), int(edges[context + 1])
+                cuts = passages.lengths[first:end]
                 alike = seen.setdefault(key, [])
-                found = next((other for other, theirs in alike if np.array_equal(theirs, ids)), None)
+                same = (row for row, *others in alike if all(map(np.array_equal, others, (ids, cuts))))
+                found = next(same, None)
                 if found is None:
-                    alike.append((first + row, ids))
+                    alike.append((passages.first + first, ids, cuts))
                 else:
-                    same_as[row] = found
+                    same_as[first:end] = np.arange(found, found + end - first)
             yield replace(passages, same_as=same_as)
 
 
 def fanned_out(windows: Iterable[EncodedWindow]) -> Iterator[EncodedWindow]:
     """The windows, with its equal's vector and status in each row that is the same as an earlier one."""
-    for _, of_task in groupby(windows, key=lambda window: _reach(window.passages.window)):
+    for _, of_task in groupby(windows, key=lambda window: _reach(window.passages)):
         held: list[EncodedWindow] = []
         starts: list[int] = []
         for window in of_task:
-            span = window.passages.window
             held.append(window)
-            starts.append(span.first_row - span.task.first_row)
+            starts.append(window.passages.first)
             if window.passages.same_as is not None:
                 _fan_out(window, window.passages.same_as, held, starts)
             yield window
@@ -65,14 +70,14 @@ def _fan_out(window: EncodedWindow, same_as: Int32, held: list[EncodedWindow], s
         window.status[ours] = held[owner].status[theirs]
 
 
-def _reach(window: Window) -> tuple[int, int]:
+def _reach(passages: Passages) -> tuple[int, int]:
     """Windows with the same reach know of each other's passages."""
-    return window.task.index, (window.first_row - window.task.first_row) // LOOK_BACK
+    return passages.window.task.index, passages.first // LOOK_BACK
 
 
 def _keys(passages: Passages) -> npt.NDArray[np.uint64]:
-    """A hash of each passage's ids, uint64[rows]; of one without ids, any."""
-    lengths = passages.lengths.astype(np.int64)
+    """A hash of each context's ids, uint64[contexts]; of one without ids, any."""
+    lengths = passages.contexts[1].astype(np.int64)
     starts = np.cumsum(lengths) - lengths
     place = np.arange(len(passages.ids)) - np.repeat(starts, lengths)
     products = (passages.ids.astype(np.uint64) + np.uint64(1)) * _MULTIPLIERS[place % len(_MULTIPLIERS)]

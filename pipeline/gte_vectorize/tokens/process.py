@@ -23,6 +23,7 @@ from typing import Any
 from gte_vectorize.batch import Window
 from gte_vectorize.model.tokenizer import TokenizerSpec
 from gte_vectorize.tokens.share import Share
+from gte_vectorize.tokens.windowing import TRUNCATE, Windowing
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 # The package is found first, so that the worker runs this very version; it then goes behind the libraries, whose folder
@@ -50,6 +51,16 @@ STALL = 10
 
 
 @dataclass(frozen=True, slots=True)
+class Setup:
+    """What a worker is told once. `known`: a TextIndex of an earlier output, whose texts are not tokenized."""
+
+    tokenizer: TokenizerSpec
+    text_column: str
+    windowing: Windowing = TRUNCATE
+    known: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """A worker's answer after an unforeseen error: its kind and place, and not its words, which may quote a text."""
 
@@ -71,7 +82,7 @@ class WorkerProcess:
     used    whether it ever answered
     """
 
-    def __init__(self, spec: TokenizerSpec, text_column: str):
+    def __init__(self, setup: Setup):
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(True)  # whatever the caller's socket.setdefaulttimeout says
@@ -101,7 +112,7 @@ class WorkerProcess:
         self.silent = 0.0
         self.used = False
         with suppress(OSError):  # died already; that shows when it is given a window
-            self.pipe.send((spec, text_column))
+            self.pipe.send(setup)
 
     def is_alive(self) -> bool:
         return self._process.poll() is None

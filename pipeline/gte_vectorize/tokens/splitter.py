@@ -77,8 +77,7 @@ def split(text: str, offsets: Int32, *, room: int, overlap: int, tolerance: int)
     if not 0 <= overlap < room or tolerance < 0:
         raise ValueError(f"0 <= overlap {overlap} < room {room} and 0 <= tolerance {tolerance} must hold")
     count = len(offsets)
-    # Of all tokens from one on, and of all up to one: a normalizer may have put marks into another order.
-    begins, ends = np.minimum.accumulate(offsets[::-1, 0])[::-1], np.maximum.accumulate(offsets[:, 1])
+    begins, ends = places_of(offsets)
     # Within these bounds every chunk adds tokens, the last one a quarter of `spare`.
     spare = room - overlap
     tolerance, slack = min(tolerance, spare // 2), min(overlap // 2, spare // 4)
@@ -86,21 +85,30 @@ def split(text: str, offsets: Int32, *, room: int, overlap: int, tolerance: int)
     first = 0
     while count - first > room:
         limit = min(first + room, count - spare // 4)
-        cut = _best_cut(text, begins, ends, range(limit - tolerance, limit + 1), limit)
-        chunks.append(_chunk(text, begins, ends, first, cut))
+        cut = best_cut(text, begins, ends, range(limit - tolerance, limit + 1), limit)
+        chunks.append(chunk_of(text, begins, ends, first, cut))
         target = cut - overlap
-        first = _best_cut(text, begins, ends, range(target - slack, target + slack + 1), target) if overlap else cut
-    return [*chunks, _chunk(text, begins, ends, first, count)]
+        first = best_cut(text, begins, ends, range(target - slack, target + slack + 1), target) if overlap else cut
+    return [*chunks, chunk_of(text, begins, ends, first, count)]
 
 
-def _chunk(text: str, begins: Int32, ends: Int32, first: int, end: int) -> Chunk:
+def places_of(offsets: Int32) -> tuple[Int32, Int32]:
+    """int32[n] each: where all tokens from one on begin, and where all up to one end.
+
+    That is where each begins and ends itself, unless a normalizer has put marks into another order.
+    """
+    return np.minimum.accumulate(offsets[::-1, 0])[::-1], np.maximum.accumulate(offsets[:, 1])
+
+
+def chunk_of(text: str, begins: Int32, ends: Int32, first: int, end: int) -> Chunk:
+    """The tokens `first` to `end - 1`, and the characters before the next one."""
     start = int(begins[first]) if first else 0
     # A cut inside a character leaves it on both sides.
     stop = int(max(begins[end], ends[end - 1])) if end < len(begins) else len(text)
     return Chunk(first, end, start, stop)
 
 
-def _best_cut(text: str, begins: Int32, ends: Int32, tokens: range, target: int) -> int:
+def best_cut(text: str, begins: Int32, ends: Int32, tokens: range, target: int) -> int:
     """The token of `tokens` before which it is best to cut: the best kind of place, then the nearest to `target`."""
     kinds = _boundaries(text, begins, tokens)
     ranked = sorted(kinds, key=lambda token: (kinds[token], abs(token - target)))

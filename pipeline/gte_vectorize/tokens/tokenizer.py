@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -37,11 +38,15 @@ _LONGEST_PIECE = 16
 
 
 class Encoded(NamedTuple):
-    """The ids of a text, special tokens and prompt included; none unless the status is OK."""
+    """The ids of a text, special tokens and prompt included; none unless the status is OK.
 
-    ids: list[int]
+    `cut` estimates the tokens behind the limit, by the bytes that were not tokenized.
+    """
+
+    ids: Sequence[int]
     truncated: bool
     status: Status
+    cut: int = 0
 
 
 class Document(NamedTuple):
@@ -94,9 +99,9 @@ class TextTokenizer:
             heads = {index: _head(texts[index], cut) for index, cut in cuts.items()}
             for (index, head), ids in zip(heads.items(), self._tokenize(list(heads.values())), strict=True):
                 if len(head) == len(texts[index]):
-                    encoded[index] = self._finish(ids)
+                    encoded[index] = self._finish(ids, len(ids))
                 elif self._settled(texts[index], head, ids):
-                    encoded[index] = self._finish(ids)
+                    encoded[index] = self._finish(ids, len(ids) * len(texts[index]) // len(head))
                     needed.append(len(head.encode()) / len(ids))
                 elif cuts[index] == _LONGEST_HEAD:
                     encoded[index] = Encoded([], False, Status.TOO_LARGE)
@@ -124,6 +129,22 @@ class TextTokenizer:
         # The prompt's last token may hold the text's first characters; it is the text's then.
         of_text = int(np.count_nonzero((offsets[:, 0] < 0) & (offsets[:, 1] <= 0)))
         return Document(found.ids[:of_text].tolist(), found.ids[of_text:], np.maximum(offsets[of_text:], 0))
+
+    def room(self, document: Document) -> int:
+        """Tokens of the document that fit into a passage beside the special tokens and the prompt; at least 1."""
+        return max(1, self._limit - len(document.prompt))
+
+    def passage(self, document: Document, first: int, end: int, *, opens: bool = True, closes: bool = True) -> Encoded:
+        """The passage of the document's tokens `first` to `end - 1`.
+
+        A chunk of a context has the prompt and the first special tokens where it `opens` it, the last where it `closes`
+        it.
+        """
+        # Four bytes for each, where a list's numbers take 36: a document may have thousands of passages.
+        ids = array("i", [*self._prefix, *document.prompt] if opens else [])
+        ids.frombytes(document.ids[first:end].tobytes())
+        ids.extend(self._suffix if closes else [])
+        return Encoded(ids, False, Status.OK)
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         bodies = [self._prompt + text for text in texts]
@@ -158,10 +179,13 @@ class TextTokenizer:
         kept = ids[: self._limit + 1]
         return all(other[: self._limit + 1] == kept for other in self._tokenize(shorter))
 
-    def _finish(self, ids: list[int]) -> Encoded:
+    def _finish(self, ids: list[int], total: int) -> Encoded:
+        """`total`: the tokens of the whole text, about."""
         if ids == self._nothing:
             return Encoded([], False, Status.EMPTY)
-        return Encoded([*self._prefix, *ids[: self._limit], *self._suffix], len(ids) > self._limit, Status.OK)
+        kept = ids[: self._limit]
+        cut = total - len(kept)
+        return Encoded([*self._prefix, *kept, *self._suffix], cut > 0, Status.OK, cut)
 
 
 def _calls(texts: list[str]) -> Iterator[list[str]]:

@@ -1,6 +1,6 @@
 """The worker process: windows in, passages out, over one pipe. Never loads torch and never touches a GPU.
 
-It is told the tokenizer and the text column once, then windows, and answers each in turn with its passages, with the
+It is told its Setup once, then windows, and answers each in turn with its passages, with the
 error that ends the run, or with a Fault that ends only the worker. On a second pipe it tells of progress: a byte that
 says what it begins to do now. It is the main thread that tells, so that silence means that it is stuck. Nothing goes to
 the terminal: the last words of a native library may quote the text it choked on.
@@ -26,8 +26,9 @@ from gte_vectorize.batch import Passages, Window
 from gte_vectorize.errors import VectorizeError, WorkerError
 from gte_vectorize.failpoint import failpoint
 from gte_vectorize.reader.rows import RowCursor
+from gte_vectorize.reuse.index import TextIndex
 from gte_vectorize.tokens.passages import read_passages
-from gte_vectorize.tokens.process import READING, TOKENIZING, Fault
+from gte_vectorize.tokens.process import READING, TOKENIZING, Fault, Setup
 from gte_vectorize.tokens.tokenizer import TextTokenizer
 
 _PR_SET_PDEATHSIG = 1
@@ -74,19 +75,20 @@ def _live_and_die_with(parent: int) -> None:
 
 
 def _work(pipe: Connection[Any, Any], send: Callable[[Answer], None], tell: Callable[[bytes], None]) -> None:
-    spec, text_column = pipe.recv()
+    setup: Setup = pipe.recv()
     ready = False
     try:
-        tokenizer = TextTokenizer(spec, on_progress=lambda: tell(TOKENIZING))
+        known = TextIndex(setup.known) if setup.known else None
+        tokenizer = TextTokenizer(setup.tokenizer, on_progress=lambda: tell(TOKENIZING))
         tell(TOKENIZING)
         ready = True
         for uri, windows in groupby(_windows(pipe), key=lambda window: window.task.shard.uri):
             tell(READING)
-            with RowCursor(uri, [text_column]) as rows:
+            with RowCursor(uri, [setup.text_column]) as rows:
                 for window in windows:
                     failpoint("worker.window")
                     batches = _told(rows.read(window.first_row, window.num_rows), tell)
-                    send(read_passages(window, batches, tokenizer))
+                    send(read_passages(window, batches, tokenizer, setup.windowing, known))
     except VectorizeError as error:
         send(error)
     except BaseException as error:  # a panic in Rust is no Exception

@@ -7,14 +7,16 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from multiprocessing import connection
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from gte_vectorize.batch import Passages, Window
 from gte_vectorize.errors import TemporaryError, VectorizeError, WorkerError
 from gte_vectorize.model.tokenizer import TokenizerSpec
-from gte_vectorize.tokens.process import TOKENIZING, Fault, WorkerProcess
+from gte_vectorize.tokens.process import TOKENIZING, Fault, Setup, WorkerProcess
 from gte_vectorize.tokens.share import Pending, Share, place
+from gte_vectorize.tokens.windowing import TRUNCATE, Windowing
 
 SILENCE = 30.0
 """Seconds without progress after which a worker that tokenizes is replaced; a healthy one tells of some every second,
@@ -39,9 +41,16 @@ class TokenWorkers:
     One stream at a time, and one thread at a time: the pipes have one owner.
     """
 
-    def __init__(self, count: int, spec: TokenizerSpec, text_column: str):
+    def __init__(
+        self,
+        count: int,
+        spec: TokenizerSpec,
+        text_column: str,
+        windowing: Windowing = TRUNCATE,
+        known: Path | None = None,
+    ):
         self._count = count
-        self._setup = (spec, text_column)
+        self._setup = Setup(spec, text_column, windowing, known)
         self._workers: list[WorkerProcess] = []
         self._pending: dict[int, Pending] = {}
         self._retries: deque[Share] = deque()
@@ -226,7 +235,7 @@ class TokenWorkers:
         return []
 
     def _start(self) -> WorkerProcess:
-        self._workers.append(WorkerProcess(*self._setup))
+        self._workers.append(WorkerProcess(self._setup))
         return self._workers[-1]
 
     def _remove(self, worker: WorkerProcess) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gte_vectorize.batch import EncodedWindow, Status, Task
+from gte_vectorize.batch import EncodedWindow, Passages, Status, Task
 from gte_vectorize.errors import OutputError, TemporaryError, VectorizeError
 from gte_vectorize.failpoint import failpoint
-from gte_vectorize.writer.schema import ADDED_COLUMNS
+from gte_vectorize.writer.schema import added_columns, is_chunked
 
 GROUP_BYTES = 64 << 20
 _MAX_GROUP_ROWS = 1 << 17
@@ -95,19 +95,26 @@ def parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
 class PartWriter:
     """A task's part under the temporary name `path`, which must be free.
 
-    Leaving by an exception removes the file before the Parquet writer could end it as a valid, shorter one.
+    Where rows are windows of documents, the column `text`, if it is copied, holds the window's text alone. Leaving by
+    an exception removes the file before the Parquet writer could end it as a valid, shorter one.
     Memory: about four row groups (the rows gathered, their contiguous copy, levels and encoded pages) and a window.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema, task: Task) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, task: Task, text: str | None = None) -> None:
         self._path = path
         self._schema = schema
         self._task = task
+        added = added_columns(schema)
+        self._copied = [field for field in schema if field.name not in added]
+        self._chunked = is_chunked(schema)
+        self._text = next((at for at, field in enumerate(self._copied) if self._chunked and field.name == text), None)
+        self._last: list[pa.Array] = []  # the copied columns of the last row, whose document may go on
         self._dim: int = schema.field("embedding").type.list_size
         self._group: list[pa.RecordBatch] = []
         self._group_rows = 0
         self._group_bytes = 0
-        self._rows = 0
+        self._rows = 0  # that have begun
+        self._ended = 0
 
     def __enter__(self) -> Self:
         with storage_errors(self._path):
@@ -128,40 +135,71 @@ class PartWriter:
             raise
 
     def write(self, window: EncodedWindow, columns: Iterable[pa.RecordBatch] | None = None) -> None:
-        """The next rows of the task, with the same rows of the pass-through columns (None if the output has none).
+        """The next passages of the task, with the pass-through columns of the rows that begin with one of them (None if
+        the output has none).
 
         Raises VectorizeError where rows are missing, too many or out of order, TemporaryError or OutputError where
         the storage fails.
         """
-        span = window.passages.window
-        if span.first_row != self._task.first_row + self._rows:
-            raise self._mismatch(f"a window begins at row {span.first_row}")
+        passages = window.passages
+        count, (first, rows) = len(passages.lengths), passages.begun
+        if rows and first != self._rows:
+            raise self._mismatch(f"a window begins with row {first}")
         added = _added(window, self._schema)
-        if {len(column) for column in added} != {span.num_rows} or window.vectors.shape[1] != self._dim:
-            raise self._mismatch(f"a window of {span.num_rows} rows holds {window.vectors.shape} vectors")
-        done = 0
-        for rows, arrays in self._pass_through(columns, span.num_rows):
-            done += rows
-            if done > span.num_rows:
+        if {len(column) for column in added} != {count} or window.vectors.shape[1] != self._dim:
+            raise self._mismatch(f"a window of {count} passages holds {window.vectors.shape} vectors")
+        begun, done = self._rows, 0
+        for source in self._rows_of(columns, rows):
+            if self._rows - begun > rows:
                 break
-            batch = [*arrays, *(column.slice(done - rows, rows) for column in added)]
-            self._append(pa.record_batch(batch, schema=self._schema), _row_bytes(arrays, rows))
-        if done != span.num_rows:
-            raise self._mismatch(f"a window of {span.num_rows} rows has {done} rows of pass-through columns")
-        self._rows += done
+            # Of the last row that was read, or of the next ones.
+            end = int(np.searchsorted(passages.row, self._rows))
+            if done < end:
+                self._write_passages(passages, added, slice(done, end), source)
+            done = end
+        if done != count or self._rows - begun != rows:
+            raise self._mismatch(f"a window of {rows} rows has {self._rows - begun} rows of pass-through columns")
+        self._ended += passages.window.num_rows
 
-    def _pass_through(
-        self, columns: Iterable[pa.RecordBatch] | None, num_rows: int
-    ) -> Iterator[tuple[int, list[pa.Array]]]:
-        fields = [field for field in self._schema if field.name not in ADDED_COLUMNS]
-        if not fields:
-            yield num_rows, []
+    def _rows_of(self, columns: Iterable[pa.RecordBatch] | None, rows: int) -> Iterator[_Source]:
+        """The copied columns of the rows, first of the one whose document goes on; `_rows` counts them."""
+        if self._rows:
+            yield _Source(self._rows - 1, self._last)
+        if not self._copied:
+            self._rows += rows
+            yield _Source(self._rows - rows, [])
             return
         for batch in columns or ():
-            yield batch.num_rows, [batch.column(field.name).cast(field.type) for field in fields]
+            arrays = [batch.column(field.name).cast(field.type) for field in self._copied]
+            if batch.num_rows:
+                self._rows += batch.num_rows
+                yield _Source(self._rows - batch.num_rows, arrays)
+                self._last = [array.slice(len(array) - 1) for array in arrays]
 
-    def _append(self, batch: pa.RecordBatch, row_bytes: npt.NDArray[np.int64]) -> None:
-        ends = np.concatenate(([0], np.cumsum(row_bytes)))
+    def _write_passages(self, passages: Passages, added: list[pa.Array], span: slice, source: _Source) -> None:
+        """A row group's worth at a time: a document's columns are repeated for each of its windows."""
+        rows = passages.row[span] - source.first
+        if not self._chunked:
+            self._append([*source.arrays, *(column[span] for column in added)], source.arrays)
+            return
+        repeated = [array for at, array in enumerate(source.arrays) if at != self._text]
+        ends = np.cumsum(_row_bytes(repeated, int(rows[-1]) + 1)[rows])
+        first = 0
+        while first < len(rows):
+            before = int(ends[first - 1]) if first else 0
+            end = max(first + 1, int(np.searchsorted(ends, before + GROUP_BYTES)))
+            here = slice(span.start + first, span.start + end)
+            arrays = [
+                _windows_of(array, passages, here, source.first) if at == self._text else array.take(rows[first:end])
+                for at, array in enumerate(source.arrays)
+            ]
+            self._append([*arrays, *(column[here] for column in added)], arrays)
+            first = end
+
+    def _append(self, columns: list[pa.Array], copied: list[pa.Array]) -> None:
+        batch = pa.record_batch(columns, schema=self._schema)
+        ends = np.concatenate(([0], np.cumsum(_row_bytes(copied, batch.num_rows))))
+
         first = 0
         while first < batch.num_rows:
             full = int(np.searchsorted(ends[1:], ends[first] + GROUP_BYTES - self._group_bytes)) + 1
@@ -182,8 +220,8 @@ class PartWriter:
             self._writer.write_table(table, row_group_size=table.num_rows)
 
     def _close(self) -> None:
-        if self._rows != self._task.num_rows:
-            raise self._mismatch(f"{self._rows} rows arrived")
+        if not self._ended == self._rows == self._task.num_rows:
+            raise self._mismatch(f"{self._ended} rows are complete")
         if self._group:
             self._flush()
         with storage_errors(self._path):
@@ -206,13 +244,37 @@ class PartWriter:
         )
 
 
+class _Source(NamedTuple):
+    """Copied columns of some rows; `first` is the first of these, counted from the task's first."""
+
+    first: int
+    arrays: list[pa.Array]
+
+
+def _windows_of(texts: pa.Array, passages: Passages, span: slice, first_row: int) -> pa.Array:
+    """Of each document's text the part that the passage stands for; all of a text that has no tokens."""
+    if passages.chunk is None or pa.types.is_null(texts.type):
+        return texts.take(passages.row[span] - first_row)
+    kind = pa.large_binary() if texts.type in (pa.large_string(), pa.large_binary()) else pa.binary()
+    values = texts.cast(kind)
+    found: list[bytes | None] = []
+    row, text, value = -1, "", None
+    places = zip(passages.row[span].tolist(), passages.chunk[span].tolist(), passages.lengths[span], strict=True)
+    for of, (_, start, end), length in places:
+        if of != row:
+            row, value = of, values[of - first_row].as_py()
+            text = value.decode() if length else ""
+        found.append(text[start:end].encode() if length else value)
+    return pa.array(found, kind).view(texts.type)
+
+
 def _added(window: EncodedWindow, schema: pa.Schema) -> list[pa.Array]:
-    """The five added columns, in the schema's order."""
+    """The added columns, in the schema's order."""
     passages = window.passages
     values = pa.array(np.ascontiguousarray(window.vectors, dtype=np.float32).reshape(-1))
     names = pa.array([status.name.lower() for status in Status])
     digests = np.frombuffer(passages.text_hash.tobytes().hex().encode(), dtype="S32")
-    return [
+    added = [
         pa.FixedSizeListArray.from_arrays(
             values, type=schema.field("embedding").type, mask=pa.array(window.status != Status.OK)
         ),
@@ -221,6 +283,11 @@ def _added(window: EncodedWindow, schema: pa.Schema) -> list[pa.Array]:
         names.take(pa.array(window.status)),
         pa.array(digests, mask=np.isin(window.status, (Status.NULL, Status.CRASH))).cast(pa.string()),
     ]
+    if not is_chunked(schema) or passages.chunk is None:
+        return added
+    index, start, end = passages.chunk.T
+    empty = passages.lengths == 0
+    return [*added, pa.array(index), pa.array(start, mask=empty), pa.array(end, mask=empty)]
 
 
 def _row_bytes(arrays: Sequence[pa.Array], rows: int) -> npt.NDArray[np.int64]:

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gte_vectorize.errors import OutputError
 
+CHUNK_COLUMNS = ("chunk_index", "char_start", "char_end")
 ADDED_COLUMNS = ("embedding", "n_tokens", "truncated", "status", "text_hash")
 
 
@@ -21,8 +23,8 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def output_schema(columns: pa.Schema, *, dim: int, embeddings: Mapping[str, Any]) -> pa.Schema:
-    """The pass-through `columns` as Parquet stores them, then the five columns that are added to every row.
+def output_schema(columns: pa.Schema, *, dim: int, embeddings: Mapping[str, Any], chunked: bool = False) -> pa.Schema:
+    """The pass-through `columns` as Parquet stores them, then the columns that are added to every row.
 
     embedding  fixed_size_list<float32 not null>[dim]   null for a row without a vector
     n_tokens   int32                                    0 for a row that was not tokenized
@@ -30,19 +32,44 @@ def output_schema(columns: pa.Schema, *, dim: int, embeddings: Mapping[str, Any]
     status     string                                   a batch.Status, by name in lower case
     text_hash  string                                   32 hex digits of BLAKE2b-128, null for a null and a crash
 
+    and where a row is a window of a document (`chunked`), null where there is no usable text but for the first:
+
+    chunk_index           int32   which of the document's windows, from 0
+    char_start, char_end  int32   the characters of the text that it stands for
+
     `embeddings` becomes the file's only metadata key. Metadata of the input (pandas, huggingface) describes other
     columns than these, so none is taken over. OutputError: a column has the name of an added one, or a type that
     Parquet cannot hold.
     """
+    vector = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
+    types = (vector, pa.int32(), pa.bool_(), pa.string(), pa.string())
+    added = [pa.field(name, kind) for name, kind in zip(ADDED_COLUMNS, types, strict=True)]
+    if chunked:
+        added += (pa.field(name, pa.int32()) for name in CHUNK_COLUMNS)
     for name in columns.names:
-        if name in ADDED_COLUMNS:
+        if name in [field.name for field in added]:
             raise OutputError(
                 f"the input column {name!r} has the name of an output column; rename it, or leave it out with --columns"
             )
-    vector = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
-    types = (vector, pa.int32(), pa.bool_(), pa.string(), pa.string())
-    fields = [*map(_stored, columns), *(pa.field(*added) for added in zip(ADDED_COLUMNS, types, strict=True))]
-    return pa.schema(fields, metadata={"embeddings": canonical_json(embeddings)})
+    return pa.schema([*map(_stored, columns), *added], metadata={"embeddings": canonical_json(embeddings)})
+
+
+def is_chunked(schema: pa.Schema) -> bool:
+    """Whether the rows of an output are windows of documents. A column that was copied may have such a name too."""
+    return tuple(schema.names[-len(CHUNK_COLUMNS) :]) == CHUNK_COLUMNS
+
+
+def count_documents(rows: pa.Table | pa.RecordBatch) -> int:
+    """How many rows of the input these rows of an output begin with."""
+    if not is_chunked(rows.schema):
+        return int(rows.num_rows)
+    return int(pc.sum(pc.equal(rows["chunk_index"], 0)).as_py() or 0)
+
+
+def added_columns(schema: pa.Schema) -> list[str]:
+    """The columns of an output that are not copied: its last ones."""
+    names: list[str] = schema.names
+    return names[-len(ADDED_COLUMNS) - len(CHUNK_COLUMNS) * is_chunked(schema) :]
 
 
 def schema_fingerprint(schema: pa.Schema) -> str:
