@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -112,9 +111,12 @@ def best_cut(text: str, begins: Int32, ends: Int32, tokens: range, target: int) 
     """The token of `tokens` before which it is best to cut: the best kind of place, then the nearest to `target`."""
     kinds = _boundaries(text, begins, tokens)
     ranked = sorted(kinds, key=lambda token: (kinds[token], abs(token - target)))
+    good = (token for token in ranked if _parts_nothing(text, begins, ends, token))
+    if (token := next(good, None)) is not None:
+        return token
     nearest = sorted(tokens, key=lambda token: abs(token - target))
-    for token in chain(ranked, nearest):
-        if ends[token - 1] <= begins[token] and not _joined(text, int(begins[token])):
+    for token in nearest:
+        if _parts_nothing(text, begins, ends, token):
             return token
     return next((token for token in nearest if ends[token - 1] <= begins[token]), target)
 
@@ -134,6 +136,11 @@ def _boundaries(text: str, begins: Int32, tokens: range) -> dict[int, int]:
             token = tokens[index]
             kinds[token] = min(kind, kinds.get(token, kind))
     return kinds
+
+
+def _parts_nothing(text: str, begins: Int32, ends: Int32, token: int) -> bool:
+    """Whether a cut before the token parts neither a character nor what is read as one."""
+    return bool(ends[token - 1] <= begins[token]) and not _joined(text, int(begins[token]))
 
 
 def _joined(text: str, place: int) -> bool:
