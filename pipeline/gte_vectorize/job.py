@@ -125,7 +125,7 @@ def windowings(config: Config, spec: ModelSpec) -> list[Windowing]:
     if config.long != "truncate" and overlap > limit // 2:
         raise ConfigError(f"--overlap {overlap}: at most half of the limit of {limit} tokens")
     if config.splitter == "semchunk" and find_spec("semchunk") is None:
-        raise ConfigError("--splitter semchunk: run `pip install semchunk`, or leave it out")
+        raise ConfigError("--splitter semchunk: run `pip install 'gte-vectorize[semchunk]'`, or leave it out")
     return [
         Windowing(mode=mode, overlap=overlap, splitter=config.splitter) if mode != "truncate" else TRUNCATE
         for mode in (("windows", "mean") if config.long == "both" else (config.long,))

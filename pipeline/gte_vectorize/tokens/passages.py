@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gte_vectorize.batch import Passages, Status, UInt8, Window
+from gte_vectorize.batch import Int32, Passages, Status, UInt8, Window
 from gte_vectorize.errors import DamagedInput, InputError
 from gte_vectorize.reuse.index import TextIndex
 from gte_vectorize.tokens.pieces import HASH_BYTES, join
@@ -69,7 +69,6 @@ def _passages(
     counts = [len(document) for document in documents]
     passages = [*chain.from_iterable(documents)]
     encoded = [passage.encoded for passage in passages]
-    chunk = [(index, *passage[1:3]) for document in documents for index, passage in enumerate(document)]
     return Passages(
         window=span,
         ids=np.fromiter(chain.from_iterable(found.ids for found in encoded), np.int32),
@@ -78,11 +77,16 @@ def _passages(
         truncated=np.array([found.truncated for found in encoded], np.bool_),
         text_hash=np.repeat(hashes, counts, axis=0),
         row=np.repeat(span.rows, counts),
-        chunk=np.array(chunk, np.int32).reshape(-1, 3) if windowing.whole else None,
+        chunk=_places(documents) if windowing.whole else None,
         continues=np.array([passage.continues for passage in passages], np.bool_) if windowing.late else None,
         cut_tokens=sum(found.cut for found in encoded),
         reused=np.array([passage.reused for passage in passages], np.int64) if known is not None else None,
     )
+
+
+def _places(documents: list[list[Passage]]) -> Int32:
+    places = [(index, *passage[1:3]) for document in documents for index, passage in enumerate(document)]
+    return np.array(places, np.int32).reshape(-1, 3)
 
 
 def _documents(
