@@ -136,7 +136,11 @@ class TestTexts:
         table = pq.read_table("a.embeddings.parquet")
         assert table["truncated"].to_pylist() == [False, False, False, True, True]
         assert table["n_tokens"].to_pylist() == [3, MAX_LENGTH - 1, MAX_LENGTH, MAX_LENGTH, MAX_LENGTH]
-        assert [record.message.split(" are")[0] for record in caplog.records] == ["2 documents (40.0 %)"]
+        documents, tokens = (record.message for record in caplog.records)
+        assert documents.startswith("2 documents (40.0 %) are longer")
+        cut, total = 1 + 9 * MAX_LENGTH + 2, 3 + (MAX_LENGTH - 1) + MAX_LENGTH + MAX_LENGTH + 1 + 10 * MAX_LENGTH + 2
+        assert report.cut_tokens == cut
+        assert tokens.startswith(f"about {100 * cut / total:.0f} % OF ALL TOKENS")
 
     def test_every_type_of_text_column_gives_the_same_vectors_and_one_schema(self, model):
         array = pa.array([*TEXTS, None, "w1 w2 w3"])
