@@ -19,10 +19,14 @@ def make(
     computed: int = 5000,
     duplicates: int = 0,
     cut: int = 0,
+    reused: int = 0,
 ) -> Report:
     totals = Totals(files=2, bytes=1, rows=rows, tokens=9000, truncated=truncated, status=status or {"ok": rows})
     return Report.of(
-        totals, output=Path("out"), work=Work(computed, duplicates, cut_tokens=cut, read_tokens=9000), seconds=2.00049
+        totals,
+        output=Path("out"),
+        work=Work(computed, duplicates, reused, cut_tokens=cut, read_tokens=9000),
+        seconds=2.00049,
     )
 
 
@@ -106,6 +110,12 @@ def test_the_tokens_that_are_in_no_vector_are_said_loudly(cut, said, caplog):
     messages = logged(make(truncated=1, cut=cut), caplog)[2:]
     assert len(messages) == bool(said)
     assert all(level == "WARNING" and said in message and "--long windows" in message for level, message in messages)
+
+
+def test_the_tokens_of_texts_that_were_reused_are_not_known(caplog):
+    """They were not read, so they are in neither number."""
+    messages = logged(make(truncated=1, cut=1000, reused=900), caplog)
+    assert messages[-1][1].startswith("about 10 % OF ALL TOKENS OF CHANGED TEXTS ARE BEHIND THAT LIMIT")
 
 
 def test_an_empty_corpus_has_a_report(caplog):

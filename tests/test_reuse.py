@@ -16,6 +16,9 @@ from encoder.tiny import VOCABULARY, save_tiny
 from gte_vectorize import LimitExceeded, OutputError, vectorize
 from gte_vectorize.progress import Progress
 from gte_vectorize.report import Report
+from gte_vectorize.tokens import workers
+from gte_vectorize.tokens.process import Setup, WorkerProcess
+from gte_vectorize.tokens.share import Share
 
 ROWS = 1200
 CHANGED = 12
@@ -78,10 +81,11 @@ def files_of(output: Path) -> dict[str, bytes]:
 def test_the_second_night_computes_what_changed(
     tmp_path: Path, model: Path, first_night: Rows, second_night: Rows, long: str
 ) -> None:
-    embed(write(tmp_path / "one", first_night, 3, 90), tmp_path / "v1", model, long=long)
+    """Other tasks, row groups and columns than on the first one."""
+    embed(write(tmp_path / "one", first_night, 3, 90), tmp_path / "v1", model, long=long, task_rows=333)
     two = write(tmp_path / "two", second_night, 2, 400)
-    full = embed(two, tmp_path / "full", model, long=long)
-    again = embed(two, tmp_path / "v2", model, long=long, reuse=str(tmp_path / "v1"))
+    full = embed(two, tmp_path / "full", model, long=long, keep_text=True)
+    again = embed(two, tmp_path / "v2", model, long=long, keep_text=True, reuse=str(tmp_path / "v1"))
     assert files_of(tmp_path / "v2") == files_of(tmp_path / "full")
     if long == "both":
         assert files_of(tmp_path / "v2.documents") == files_of(tmp_path / "full.documents")
@@ -95,7 +99,7 @@ def test_a_single_file_is_reused_like_a_folder_and_the_other_way(
 ) -> None:
     one, two = write(tmp_path / "one", first_night, 1, 500), write(tmp_path / "two", second_night, 1, 500)
     embed(one, tmp_path / "v1.parquet", model)
-    embed(two, tmp_path / "v2", model, reuse=str(tmp_path / "v1.parquet"))
+    embed(two, tmp_path / "v2", model, reuse=tmp_path / "v1.parquet")
     embed(two, tmp_path / "v3.parquet", model, reuse=str(tmp_path / "v2"))
     embed(two, tmp_path / "full.parquet", model)
     assert (tmp_path / "v3.parquet").read_bytes() == (tmp_path / "full.parquet").read_bytes()
@@ -110,8 +114,9 @@ def test_an_unchanged_corpus_needs_no_token(tmp_path: Path, model: Path, first_n
     assert (tmp_path / "v2.parquet").read_bytes() == (tmp_path / "v1.parquet").read_bytes()
 
 
+@pytest.mark.parametrize(("begun", "ended"), [("v1", "v1"), ("v1", None), (None, "v1")])
 def test_an_interrupted_night_goes_on_with_or_without_the_other(
-    tmp_path: Path, model: Path, first_night: Rows, second_night: Rows
+    tmp_path: Path, model: Path, first_night: Rows, second_night: Rows, begun: str | None, ended: str | None
 ) -> None:
     def stop(progress: Progress) -> None:
         if progress.done_rows > 600:
@@ -120,13 +125,40 @@ def test_an_interrupted_night_goes_on_with_or_without_the_other(
     embed(write(tmp_path / "one", first_night, 1, 500), tmp_path / "v1", model)
     two = write(tmp_path / "two", second_night, 1, 500)
     embed(two, tmp_path / "full", model)
-    for number, reuse in enumerate([str(tmp_path / "v1"), None]):
-        output = tmp_path / f"v2-{number}"
-        with pytest.raises(KeyboardInterrupt):
-            embed(two, output, model, reuse=str(tmp_path / "v1"), on_progress=stop)
-        embed(two, output, model, reuse=reuse)
-        assert files_of(output) == files_of(tmp_path / "full")
-        assert not (output / "_gte_vectorize/tmp").exists()
+    with pytest.raises(KeyboardInterrupt):
+        embed(two, tmp_path / "v2", model, reuse=begun and tmp_path / begun, on_progress=stop)
+    embed(two, tmp_path / "v2", model, reuse=ended and tmp_path / ended)
+    assert files_of(tmp_path / "v2") == files_of(tmp_path / "full")
+    assert not (tmp_path / "v2/_gte_vectorize/tmp").exists()
+
+
+def test_a_worker_that_takes_over_knows_the_other_too(
+    tmp_path: Path, model: Path, first_night: Rows, second_night: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[WorkerProcess] = []
+
+    class Mortal(WorkerProcess):
+        """The first one dies of its third window."""
+
+        def __init__(self, setup: Setup) -> None:
+            started.append(self)
+            self.windows = 0
+            super().__init__(setup)
+
+        def give(self, share: Share) -> None:
+            super().give(share)
+            self.windows += 1
+            if self is started[0] and self.windows == 3:
+                self._process.kill()
+
+    embed(write(tmp_path / "one", first_night, 1, 500), tmp_path / "v1", model)
+    two = write(tmp_path / "two", second_night, 1, 500)
+    embed(two, tmp_path / "full", model)
+    monkeypatch.setattr(workers, "WorkerProcess", Mortal)
+    report = embed(two, tmp_path / "v2", model, reuse=str(tmp_path / "v1"))
+    assert len(started) > 1
+    assert report.reused >= len(second_night) - CHANGED - 3
+    assert files_of(tmp_path / "v2") == files_of(tmp_path / "full")
 
 
 def test_a_finished_night_does_not_ask_for_the_other(tmp_path: Path, model: Path, first_night: Rows) -> None:
@@ -172,3 +204,23 @@ def test_the_output_itself_cannot_be_reused(tmp_path: Path, model: Path, first_n
     with pytest.raises(OutputError, match="write to another output"):
         embed(one, tmp_path / "v1", model, reuse=str(tmp_path / "v1"), overwrite=True, max_length=24)
     assert files_of(tmp_path / "v1") == before
+
+
+def test_nor_can_the_one_of_both_that_is_overwritten(tmp_path: Path, model: Path, first_night: Rows) -> None:
+    one = write(tmp_path / "one", first_night[:50], 1, 500)
+    embed(one, tmp_path / "v1.documents", model, long="windows")
+    before = files_of(tmp_path / "v1.documents")
+    with pytest.raises(OutputError, match="write to another output"):
+        embed(one, tmp_path / "v1", model, long="both", reuse=str(tmp_path / "v1.documents"), overwrite=True)
+    assert files_of(tmp_path / "v1.documents") == before
+    assert not (tmp_path / "v1").exists()
+
+
+def test_an_output_whose_state_cannot_be_read_is_refused(tmp_path: Path, model: Path, first_night: Rows) -> None:
+    one = write(tmp_path / "one", first_night[:50], 1, 500)
+    embed(one, tmp_path / "v1", model)
+    (tmp_path / "v2/_manifest.json").mkdir(parents=True)
+    (tmp_path / "v2/_gte_vectorize").mkdir()
+    shutil.copy(tmp_path / "v1/_gte_vectorize/plan.json", tmp_path / "v2/_gte_vectorize")
+    with pytest.raises(OutputError, match="Is a directory"):
+        embed(one, tmp_path / "v2", model, reuse=str(tmp_path / "v1"))

@@ -74,15 +74,14 @@ def prepare(config: Config, *, device: str, dtype: str, machine: str) -> Job:
         with storage_errors(layout.output):
             if not layout.files.exists(layout.plan):
                 refuse_foreign(layout, overwrite=config.overwrite)
-    layout = layouts[0]
     corpus = find_corpus(
         config.inputs,
         text_column=config.text_column,
         columns=config.columns,
         keep_text=config.keep_text,
-        layout=layout,
+        layouts=layouts,
     )
-    spec = load_job_model(replace(config, revision=_revision(config, layout)))
+    spec = load_job_model(replace(config, revision=_revision(config, layouts)))
     for name, (value, source) in model_settings(spec).items():
         log.debug("model: %s = %r (%s)", name, value, source)
     if corpus.skipped:
@@ -107,9 +106,12 @@ def prepare(config: Config, *, device: str, dtype: str, machine: str) -> Job:
 
 def _previous(config: Config, layouts: list[Layout], targets: list[Target]) -> Previous | None:
     """The output to reuse; None where nothing is left to do: it may be gone by then."""
-    if config.reuse is None or all(finished(at, target.plan) for at, target in zip(layouts, targets, strict=True)):
+    if config.reuse is None:
         return None
-    return find_previous(config.reuse, targets[0].plan, layouts[0])
+    with storage_errors(layouts[0].output):
+        if all(finished(at, target.plan) for at, target in zip(layouts, targets, strict=True)):
+            return None
+    return find_previous(config.reuse, targets[0].plan, layouts)
 
 
 def windowings(config: Config, spec: ModelSpec) -> list[Windowing]:
@@ -191,16 +193,17 @@ def _compute(config: Config, spec: ModelSpec, machine: str) -> dict[str, Any]:
     return compute | {name: version(name) for name in libraries}
 
 
-def _revision(config: Config, layout: Layout) -> str | None:
+def _revision(config: Config, layouts: list[Layout]) -> str | None:
     """The revision that is asked for, or else the one that an earlier run of this output found on the hub.
 
     A later commit there, to the model's README perhaps, must not make the same command another job.
     """
     if config.revision is None and not config.overwrite:
-        with suppress(OSError, ValueError, KeyError):
-            earlier = Plan.from_json(layout.files.read(layout.plan)).fingerprint_fields
-            if earlier["model"] == ALIASES.get(config.model, config.model):
-                return str(earlier["revision"]) if earlier["revision"] else None
+        for layout in layouts:
+            with suppress(OSError, ValueError, KeyError):
+                earlier = Plan.from_json(layout.files.read(layout.plan)).fingerprint_fields
+                if earlier["model"] == ALIASES.get(config.model, config.model):
+                    return str(earlier["revision"]) if earlier["revision"] else None
     return config.revision
 
 

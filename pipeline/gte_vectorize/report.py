@@ -117,8 +117,9 @@ class Report:
             share = self.cut_tokens / (self.cut_tokens + self.read_tokens or 1)
             if share > LOUD_TRUNCATION:
                 log.warning(
-                    "about %.0f %% OF ALL TOKENS ARE BEHIND THAT LIMIT, in no vector; --long windows embeds them all",
+                    "about %.0f %% OF ALL TOKENS%s ARE BEHIND THAT LIMIT, in no vector; --long windows embeds them all",
                     100 * share,
+                    " OF CHANGED TEXTS" if self.reused else "",
                 )
 
     def _counts(self, wanted: Any) -> str:

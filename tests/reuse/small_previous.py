@@ -160,7 +160,7 @@ def plan_of(output: str | Path) -> Plan:
 
 def found(output: str | Path, plan: Plan) -> Previous:
     """`output`, as a run of the same plan finds it."""
-    return find_previous(str(output), plan, find_layout("/nowhere/new", ()))
+    return find_previous(str(output), plan, [find_layout("/nowhere/new", ())])
 
 
 def _documents(table: pa.Table) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import tracemalloc
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pyarrow as pa
 import pytest
 from small_previous import Row, document, found, hashes, key_of, make_schema, write_output, write_tables
 
-from gte_vectorize.errors import DamagedInput
+from gte_vectorize.errors import DamagedInput, TemporaryError
 from gte_vectorize.reuse import index as index_module
 from gte_vectorize.reuse.index import TextIndex, build_index
+from gte_vectorize.reuse.vectors import open_previous
 
 
 def index_of(output: Path, plan, folder: Path) -> TextIndex:
@@ -118,6 +120,23 @@ def test_a_hash_that_is_none_is_damage(tmp_path):
         plan = write_tables(tmp_path / f"bad{number}", [table.cast(schema)], group_rows=4)
         with pytest.raises(DamagedInput, match=r"part-000000\.parquet': a text_hash is not 32.*run without --reuse"):
             index_of(tmp_path / f"bad{number}", plan, tmp_path / f"index{number}")
+
+
+def test_a_full_disk_is_temporary_and_leaves_nothing(tmp_path):
+    rows = [row for number in range(40) for row in document(f"text {number}")]
+    previous = found(tmp_path / "old", write_output(tmp_path / "old", [rows]))
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (0, 200, 700):  # of 40 × 28 bytes, and then of 40 × 20
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
+        try:
+            with (
+                pytest.raises(TemporaryError, match=r"index': File too large.*run the same command again"),
+                open_previous(previous, tmp_path / "tmp"),
+            ):
+                pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        assert [*(tmp_path / "tmp").iterdir()] == []
 
 
 def test_memory_does_not_grow_with_the_output(tmp_path, monkeypatch):

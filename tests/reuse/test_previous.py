@@ -68,10 +68,25 @@ def test_a_link_and_a_path_from_here_lead_to_the_same_output(tmp_path, monkeypat
     plan = write_output(tmp_path / "old", PARTS)
     (tmp_path / "link").symlink_to(tmp_path / "old")
     monkeypatch.chdir(tmp_path)
-    for name in ("old", "./old/", "link"):
+    for name in ("old", "./old/", "link", f"file://{tmp_path}/old"):
         check_reuse(name, plan, tmp_path / "scratch")
         with pytest.raises(OutputError, match=f"'{name}' is what this run writes.*write to another output"):
-            find_previous(name, plan, find_layout(tmp_path / "old", ()))
+            find_previous(name, plan, [find_layout(tmp_path / "new", ()), find_layout(tmp_path / "old", ())])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_link_may_be_to_a_single_file_too_and_lead_elsewhere_before_the_run_ends(name, tmp_path):
+    plan = write_output(tmp_path / name, PARTS)
+    write_output(tmp_path / "other" / name, [document("x")])
+    latest = tmp_path / f"latest-{name}"
+    latest.symlink_to(tmp_path / name)
+    with open_previous(found(latest, plan), tmp_path / "scratch") as vectors:
+        assert vectors is not None
+        latest.unlink()
+        latest.symlink_to(tmp_path / "other" / name)
+        assert vectors.take(np.array([2]), hashes([key_of("c")]))["vector"].tolist() == [
+            document("c")[0].vector().tolist()
+        ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,7 +100,7 @@ def test_an_output_in_a_bucket_is_reused_in_place(name, bucket, tmp_path, monkey
 
     check_reuse(f"s3://corpora/{name}", plan, tmp_path / "scratch")
     with pytest.raises(OutputError, match="is what this run writes"):
-        find_previous(f"s3://corpora/{name}/", plan, find_layout(f"S3://corpora/{name}", ()))
+        find_previous(f"s3://corpora/{name}/", plan, [find_layout(f"S3://corpora/{name}", ())])
     with pytest.raises(OutputError, match="'s3://corpora/none' is not an output of gte-vectorize"):
         found("s3://corpora/none", plan)
 
@@ -129,6 +144,11 @@ def test_another_device_or_library_is_refused_by_name(tmp_path):
         found(tmp_path / "old", make_plan(compute={**COMPUTE, "torch": "2.14.0"}))
     assert str(refusal.value).endswith("\n  torch: was '2.13.0', now '2.14.0'")
     assert "once without --reuse" in str(refusal.value)
+
+
+def test_what_only_lays_out_files_may_be_another(tmp_path):
+    write_output(tmp_path / "old", PARTS, compute={**COMPUTE, "pyarrow": "24.0.0"})
+    assert found(tmp_path / "old", make_plan(compute={**COMPUTE, "pyarrow": "25.0.0"})).rows == 12
 
 
 def _remove(name: str) -> Callable[[Path], None]:

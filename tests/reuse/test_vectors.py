@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from small_previous import DIM, FIELDS, Row, document, found, hashes, key_of, plan_of, write_output
 
@@ -21,6 +23,7 @@ from gte_vectorize.errors import DamagedInput, OutputError, TemporaryError
 from gte_vectorize.reuse import vectors as vectors_module
 from gte_vectorize.reuse.part import PartReader
 from gte_vectorize.reuse.vectors import PreviousVectors, open_previous, refilled
+from gte_vectorize.writer.part import parquet_writer
 
 ADVICE = "see gte-vectorize verify and gte-vectorize repair, or run without --reuse"
 ROWS = [row for text in range(12) for row in document(f"text {text}", "ok", "ok", "ok")]
@@ -151,8 +154,8 @@ def test_a_damaged_page_is_an_error_and_never_a_vector(old):
     data = bytearray(path.read_bytes())
     at = data.find(ROWS[17].vector().tobytes())
     data[at + 3] ^= 4
+    path.write_bytes(data)
     with opened(old) as vectors:
-        path.write_bytes(data)
         take(vectors, [0, 12, 15, 20, 35])
         with pytest.raises(DamagedInput, match=rf"part-000001\.parquet': reading row group 1 failed.*{ADVICE}"):
             take(vectors, [16])
@@ -167,16 +170,20 @@ def test_a_part_that_is_gone_is_an_error(old):
 
 
 def test_an_output_that_was_replaced_meanwhile_is_an_error(old):
+    """The third file is by another device: in nothing but the bits of its vectors is it another one."""
     other = old.parent / "other"
     write_output(other, [ROWS[:12], ROWS[12:24], ROWS[24:]], chunked=True, fields={**FIELDS, "max_length": 256})
+    elsewhere = pq.read_table(old / "part-000002.parquet")
+    vector = elsewhere["embedding"].combine_chunks()
+    nearly = pa.FixedSizeListArray.from_arrays(np.nextafter(vector.flatten(), np.float32(2)), type=vector.type)
     with opened(old) as vectors:
         shutil.copy(other / "part-000000.parquet", old)
-        shutil.copy(old / "part-000002.parquet", old / "part-000001.parquet")
-        with pytest.raises(DamagedInput, match=rf"part-000000\.parquet' is another file than.*{ADVICE}"):
-            take(vectors, [0])
-        with pytest.raises(DamagedInput, match=f"holds other rows than when this run began: {ADVICE}"):
-            take(vectors, [12])
-        take(vectors, [24])
+        with (old / "part-000002.parquet").open("wb") as file, parquet_writer(file, elsewhere.schema) as writer:
+            writer.write_table(elsewhere.set_column(1, elsewhere.schema.field(1), nearly), row_group_size=4)
+        for number, row in ((0, 0), (2, 24)):
+            with pytest.raises(DamagedInput, match=rf"part-00000{number}\.parquet' is another file than.*{ADVICE}"):
+                take(vectors, [row])
+        take(vectors, [12])
 
 
 def test_another_device_is_told_by_its_answer(old):

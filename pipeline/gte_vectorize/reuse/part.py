@@ -23,12 +23,16 @@ ADVICE = "see gte-vectorize verify and gte-vectorize repair, or run without --re
 
 
 class Footer(NamedTuple):
-    """What a file's footer says: the `embeddings` key, the columns that are reused, the rows of each row group."""
+    """What a file's footer says: the `embeddings` key, the columns that are reused, the rows of each row group.
+
+    And when the file was written, for no footer tells which device computed the vectors.
+    """
 
     description: bytes
     dim: int
     chunked: bool
     groups: tuple[int, ...]
+    modified_ns: int | None
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Previous:
     output   as the user named it
     canary   what the device that made it answered to known texts, if that was written down
     uris     its files, in row order
-    footers  theirs, at least one; all but the row groups are alike
+    footers  theirs, at least one; all but the row groups and times are alike
     """
 
     output: str
@@ -119,9 +123,9 @@ class PartReader:
 
     def _open(self, index: int, uri: str) -> None:
         self.close()
-        self._source, self._file = open_part(uri)
+        self._source, self._file, modified_ns = open_part(uri)
         self._opened = index
-        if footer_of(uri, self._file) != self._previous.footers[index]:
+        if footer_of(uri, self._file, modified_ns) != self._previous.footers[index]:
             raise DamagedInput(f"{uri!r} is another file than when this run began")
 
     def _read(self, group: int, uri: str) -> RowGroup:
@@ -143,18 +147,19 @@ def reading_previous(uri: str, what: str, refusal: type[InputError]) -> Iterator
         raise refusal(f"{error}. It is of the output that is to be reused: {ADVICE}") from error
 
 
-def open_part(uri: str) -> tuple[Any, pq.ParquetFile]:
-    """The file, and the Parquet file in it, both to be closed."""
+def open_part(uri: str) -> tuple[Any, pq.ParquetFile, int | None]:
+    """The file, and the Parquet file in it, both to be closed; and when it was written, in ns, if the store says."""
     store, path = open_store(uri)
     source = store.open_input_file(path)
     try:
-        return source, pq.ParquetFile(source, page_checksum_verification=True, arrow_extensions_enabled=False)
+        file = pq.ParquetFile(source, page_checksum_verification=True, arrow_extensions_enabled=False)
+        return source, file, store.get_file_info(path).mtime_ns
     except BaseException:
         source.close()
         raise
 
 
-def footer_of(uri: str, file: pq.ParquetFile) -> Footer:
+def footer_of(uri: str, file: pq.ParquetFile, modified_ns: int | None) -> Footer:
     """InputError: the file has not the columns that are reused, or keeps its vectors in another way."""
     schema, metadata = file.schema_arrow, file.metadata
     if not set(ADDED_COLUMNS) <= set(schema.names):
@@ -167,6 +172,7 @@ def footer_of(uri: str, file: pq.ParquetFile) -> Footer:
         dim=vector.list_size,
         chunked=is_chunked(schema),
         groups=tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)),
+        modified_ns=modified_ns,
     )
 
 
