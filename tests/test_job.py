@@ -41,3 +41,12 @@ def test_a_commit_on_the_hub_does_not_make_the_same_command_another_job(hub: dic
         vectorize("corpus.parquet", model="org/tiny", revision="bbbb")
     assert vectorize("corpus.parquet", model="org/tiny", overwrite=True).computed_tokens > 0
     assert b"bbbb" in pq.read_schema("corpus.embeddings.parquet").metadata[b"embeddings"]
+
+
+def test_nor_does_it_part_two_outputs(hub: dict[str, str]) -> None:
+    vectorize("corpus.parquet", model="org/tiny", long="both")
+    Path("corpus.embeddings.parquet").unlink()
+    shutil.rmtree(".corpus.embeddings.parquet.state")
+    hub["newest"] = "bbbb"
+    assert vectorize("corpus.parquet", model="org/tiny", long="both").computed_tokens > 0
+    assert b"aaaa" in pq.read_schema("corpus.embeddings.parquet").metadata[b"embeddings"]

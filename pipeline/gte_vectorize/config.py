@@ -118,11 +118,16 @@ class Config:
 
     @property
     def output_paths(self) -> list[str | Path]:
-        """The output, and with --long both beside that of the windows the documents': NAME.documents[.parquet]."""
+        """The output, and with --long both beside that of the windows the documents': NAME.documents[.parquet].
+
+        ConfigError: it has no name of its own, so nothing can stand beside it.
+        """
         output = self.output_path
         if self.long != "both":
             return [output]
         name = str(output).rstrip("/")
+        if name.rpartition("/")[2] in ("", ".", "..") or ("://" in name and name.count("/") < 3):
+            raise ConfigError(f"--long both: {str(output)!r} gives no name to the second output; name a folder in it")
         stem = name[: -len(".parquet")] if name.lower().endswith(".parquet") else name
         other = f"{stem}.documents{name[len(stem) :]}"
         return [output, other if isinstance(output, str) else Path(other)]

@@ -105,8 +105,9 @@ def vectorize(
     given: dict[str, Any] = {"inputs": [fspath(source) for source in sources], **options}
     if output is not None:
         given["output"] = fspath(output)
-    if isinstance(options.get("model"), PathLike):
-        given["model"] = fspath(options["model"])
+    for name in ("model", "reuse"):
+        if isinstance(options.get(name), PathLike):
+            given[name] = fspath(options[name])
     config, _ = resolve(given, environment={}, file=None, caller="the call")
     return run(config, on_progress)
 
@@ -114,11 +115,12 @@ def vectorize(
 def _work(job: Job, outputs: Sequence[Output], on_progress: Callable[[Progress], None]) -> Work:
     """Compute and publish what any of the outputs lacks."""
     config, work = job.config, Work()
-    pending = {task.index: task for _, store in outputs for task in store.pending()}
+    lacking = [store for _, store in outputs if store.pending()]  # the others are finished, and only read
+    pending = {task.index: task for store in lacking for task in store.pending()}
     tasks = [pending[index] for index in sorted(pending)]
     done = job.rows - sum(task.num_rows for task in tasks)
     with (
-        open_previous(job.previous, outputs[0][1].scratch) as previous,
+        open_previous(job.previous, lacking[0].scratch) as previous,
         TokenWorkers(
             worker_count(config, job.device),
             job.spec.tokenizer,
@@ -137,7 +139,7 @@ def _work(job: Job, outputs: Sequence[Output], on_progress: Callable[[Progress],
     ):
         canary = ask(encoder, job.spec, device=job.device, dtype=job.dtype)
         if encoder.layout == "packed":
-            for _, store in outputs:
+            for store in lacking:
                 store.recognise(canary.digest)
             if previous:
                 previous.recognise(canary.digest)

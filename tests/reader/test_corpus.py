@@ -283,11 +283,11 @@ class TestOtherFormats:
         (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": "c", "id": 3}).encode()))
         inputs = [parquet, str(tmp_path / "*.gz")]
         layout = find_layout(tmp_path / "out.parquet", ())
-        corpus = find_corpus(inputs, text_column="text", layout=layout)
+        corpus = find_corpus(inputs, text_column="text", layouts=[layout])
         assert [shard.num_rows for shard in corpus.shards] == [2, 1]
         assert corpus.shards[1].uri.startswith(str(layout.spool))
         assert corpus.schema == pa.schema({"id": pa.int64()})
-        assert find_corpus(inputs, text_column="text", layout=layout) == corpus
+        assert find_corpus(inputs, text_column="text", layouts=[layout]) == corpus
 
     def test_without_a_spool_folder(self, tmp_path: Path) -> None:
         (tmp_path / "b.csv").write_text("text\na\n")

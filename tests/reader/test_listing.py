@@ -88,19 +88,21 @@ def test_a_folder_named_like_a_file_is_not_skipped_by_a_pattern(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("given", "more"), [("", []), ("*", []), ("**/*", []), (".*/**/*", [".x/hidden.parquet"])])
-@pytest.mark.parametrize("output", ["out", "out.parquet"])
-def test_what_the_run_writes_is_no_input(tmp_path: Path, output: str, given: str, more: list[str]) -> None:
+@pytest.mark.parametrize("outputs", [["out"], ["out.parquet"], ["out", "second"], ["out.parquet", "second.parquet"]])
+def test_what_the_run_writes_is_no_input(tmp_path: Path, outputs: list[str], given: str, more: list[str]) -> None:
     make(tmp_path, "real/a.parquet", "real/outer.parquet", "real/.x/hidden.parquet")
     folder = tmp_path / "link"
     folder.symlink_to("real")
-    layout = find_layout(folder / output, ())
-    for path in (layout.part(0), layout.tmp / "b.parquet", layout.spool / "c.parquet"):
-        make(path.parent, path.name)
-    (tmp_path / "real/z.parquet").symlink_to(layout.part(0))
+    layouts = [find_layout(folder / output, ()) for output in outputs]
+    for layout in layouts:
+        for path in (layout.part(0), layout.tmp / "b.parquet", layout.spool / "c.parquet"):
+            make(path.parent, path.name)
+        (tmp_path / f"real/z-{layout.output.name}.parquet").symlink_to(layout.part(0))
     expected = more or ["a.parquet", "outer.parquet"]
-    assert list_files(str(folder / given), layout).files == [str(folder / name) for name in expected]
-    with pytest.raises(InputError, match="belongs to the state"):
-        list_files(str(layout.spool / "c.parquet"), layout)
+    assert list_files(str(folder / given), layouts).files == [str(folder / name) for name in expected]
+    for layout in layouts:
+        with pytest.raises(InputError, match="belongs to the state"):
+            list_files(str(layout.spool / "c.parquet"), layouts)
 
 
 @pytest.mark.parametrize("link", [Path.hardlink_to, Path.symlink_to, None])

@@ -60,12 +60,13 @@ def find_corpus(
     text_column: str,
     columns: Sequence[str] | None = None,
     keep_text: bool = False,
-    layout: Layout | None = None,
+    layouts: Sequence[Layout] = (),
 ) -> Corpus:
     """List the inputs, read every footer and settle the schema.
 
     `columns` are the pass-through columns wanted, all when None; the text is one of them only if named there or with
-    `keep_text`. Inputs that are not Parquet are converted into the spool of the output's `layout` first.
+    `keep_text`. `layouts` are of the run's outputs; inputs that are not Parquet are converted into the first one's
+    spool.
 
     Outputs that lie in an input folder or match a pattern, this run's or another's, are left out; one that is named
     itself is read. Raises InputError for anything that cannot be read whole and right, TemporaryError when a store does
@@ -73,10 +74,10 @@ def find_corpus(
     """
     if not inputs:
         raise InputError("no input; name at least one file, pattern or folder")
-    listings = [list_files(given, layout) for given in inputs]
+    listings = [list_files(given, layouts) for given in inputs]
     uris = [uri for listing in listings for uri in listing.files]
     refuse_repeats(uris)
-    spool = layout.spool if layout else None
+    spool = layouts[0].spool if layouts else None
     footers, embedded = _leave_out_embedded(inputs, listings, _read_footers([_as_parquet(uri, spool) for uri in uris]))
     schema = _shared_schema(footers, text_column, columns, keep_text)
     skipped = (name for listing in listings for name in listing.skipped)

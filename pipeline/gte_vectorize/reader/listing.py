@@ -38,16 +38,16 @@ class Listing(NamedTuple):
     named: bool = False
 
 
-def list_files(given: str, layout: Layout | None = None) -> Listing:
-    """What `given` stands for; a folder or a pattern without the output and the state of `layout`.
+def list_files(given: str, layouts: Sequence[Layout] = ()) -> Listing:
+    """What `given` stands for; a folder or a pattern without the outputs and states of `layouts`.
 
-    Raises InputError when there is nothing, or for a file of the state.
+    Raises InputError when there is nothing, or for a file of a state.
     """
     if not given:
         raise InputError("an input is empty; name a file, a pattern or a folder")
     try:
         with reading(given, "listing"):
-            files, skipped, named = _list_remote(given) if is_remote(given) else _list_local(given, layout)
+            files, skipped, named = _list_remote(given) if is_remote(given) else _list_local(given, layouts)
     except ValueError as error:  # of the pattern: ** that is not alone between slashes
         raise InputError(f"{given!r}: {error}") from None
     if not files:
@@ -83,13 +83,16 @@ def refuse_repeats(uris: Iterable[str]) -> None:
         seen[identity] = uri
 
 
-def _list_local(given: str, layout: Layout | None) -> Listing:
+def _list_local(given: str, layouts: Sequence[Layout]) -> Listing:
     path = local_path(given)
     if path.is_dir():
-        return _walk(path, _written(layout))
+        return _walk(path, _written(layouts))
     if path.is_symlink() or path.exists():
-        if layout and _is_below(str(path), [os.path.realpath(layout.state)]):
-            raise InputError(f"{given!r} belongs to the state of the output {str(layout.output)!r}; name another input")
+        for layout in layouts:
+            if _is_below(str(path), [os.path.realpath(layout.state)]):
+                raise InputError(
+                    f"{given!r} belongs to the state of the output {str(layout.output)!r}; name another input"
+                )
         return Listing([str(path)], [], named=True)
     if not glob.has_magic(given):
         return Listing([], [])
@@ -100,20 +103,21 @@ def _list_local(given: str, layout: Layout | None) -> Listing:
     # A folder that looks like a file is refused when it is opened; under ** its files match by themselves.
     names = [str(match) for match in matches if not match.is_dir() or (_is_parquet(match.name) and "**" not in pattern)]
     # Left out before the choice: an output must not turn a pattern for other formats into one for Parquet.
-    written = _written(layout)
+    written = _written(layouts)
     own = [name for name in names if _is_below(name, written)]
     files, skipped = _choose(list(set(names).difference(own)), str(Path(folder).absolute()), pattern)
     return Listing(files, [*skipped, *own])
 
 
-def _written(layout: Layout | None) -> list[str]:
-    """Where the run writes: its state, and its output. A foreign file at the output's name stays an input, which the
+def _written(layouts: Iterable[Layout]) -> list[str]:
+    """Where the run writes: its states, and its outputs. A foreign file at an output's name stays an input, which the
     output is then refused to lie over.
     """
-    if layout is None:
-        return []
-    ours = not layout.single or (layout.output.is_file() and _is_embedded(layout.output))
-    return [os.path.realpath(path) for path in ([layout.state, layout.output] if ours else [layout.state])]
+    written = []
+    for layout in layouts:
+        ours = not layout.single or (layout.output.is_file() and _is_embedded(layout.output))
+        written += [layout.state, layout.output] if ours else [layout.state]
+    return [os.path.realpath(path) for path in written]
 
 
 def _is_embedded(file: Path) -> bool:
