@@ -124,6 +124,21 @@ def test_a_document_of_one_chunk_is_the_passage_of_truncate_mode(tokenizer: Text
     assert not late.continues.any()
 
 
+@pytest.mark.parametrize("mode", ["windows", "late"])
+def test_progress_is_told_while_a_large_document_is_cut(
+    mode: str, minilm_dir: str, spec_of: Callable[..., TokenizerSpec]
+) -> None:
+    """Cutting one may take longer than a worker may be silent."""
+    told: list[None] = []
+    tokenizer = TextTokenizer(spec_of(minilm_dir, LIMIT), on_progress=lambda: told.append(None))
+    tokenizer.encode([SENTENCE * 400])
+    tokenizer.encode_long(SENTENCE * 400)
+    tokenizing = len(told)
+    passages = read([SENTENCE * 400], tokenizer, LATE if mode == "late" else Windowing(mode=mode, overlap=8))
+    assert tokenizing < 10
+    assert len(told) > len(passages.lengths) > 50
+
+
 def test_a_row_without_text_is_a_context_of_no_tokens(tokenizer: TextTokenizer) -> None:
     passages = read([None, SENTENCE * 4, "", SENTENCE], tokenizer)
     assert passages.continues is not None

@@ -72,7 +72,9 @@ def compare(
         whole.no_truncation()
         truncated = len(whole.encode(text).ids) > max_length
         whole.enable_truncation(max_length)
-        return ours(kind, max_length).encode([text])[0], Encoded(whole.encode(text).ids, truncated, Status.OK)
+        found = ours(kind, max_length).encode([text])[0]
+        assert (found.cut > 0) == truncated  # how many they are is an estimate
+        return found._replace(cut=0), Encoded(whole.encode(text).ids, truncated, Status.OK)
 
     return run
 
@@ -185,7 +187,7 @@ def test_time_does_not_grow_with_the_text(
         started = time.process_time()
         row = tokenizer.encode([text])[0]
         assert time.process_time() - started < 0.1
-        assert row == tokenizer.encode([text[:50_000]])[0]
+        assert row._replace(cut=0) == tokenizer.encode([text[:50_000]])[0]._replace(cut=0)
 
 
 def test_a_text_without_enough_tokens_within_reach_is_too_large(
@@ -218,7 +220,8 @@ def test_prompt_comes_first_and_counts(minilm_dir: str, spec_of: Callable[..., T
     plain = TextTokenizer(spec_of(minilm_dir, 16))
     prompted = TextTokenizer(spec_of(minilm_dir, 16, prompt="{passage}: "))
     texts = ["one two", "{0} %s", "one " * 5_000]
-    assert prompted.encode(texts) == plain.encode(["{passage}: " + text for text in texts])
+    ours, expected = prompted.encode(texts), plain.encode(["{passage}: " + text for text in texts])
+    assert [row._replace(cut=0) for row in ours] == [row._replace(cut=0) for row in expected]
 
 
 @pytest.mark.parametrize("prompt", ["", "passage: "])

@@ -15,14 +15,17 @@ HASH_BYTES = 16
 PIECE_ROWS = 4096
 """Of what a worker tokenizes at a time. Several make a window, so that the first one is there soon."""
 
+WHOLE_PIECE_ROWS = 512
+"""The same where documents are not cut off: the bytes of a file that compresses well tell little of their tokens."""
+
 
 def pieces_of(tasks: Iterable[Task], window_rows: int, *, whole: bool = False) -> Iterator[Window]:
     """The tasks in pieces, in order, none larger than an encoder's window of `window_rows` rows.
 
     `whole`: documents are not cut off at the limit, so a piece of long ones has as few rows as it takes.
     """
-    least = 1 if whole else LEAST_WINDOW_ROWS
-    return (piece for task in tasks for piece in task.windows(min(PIECE_ROWS, window_rows), least))
+    most, least = (WHOLE_PIECE_ROWS, 1) if whole else (PIECE_ROWS, LEAST_WINDOW_ROWS)
+    return (piece for task in tasks for piece in task.windows(min(most, window_rows), least))
 
 
 def join(window: Window, pieces: Sequence[Passages]) -> Passages:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +61,15 @@ _CONTINUES = re.compile("[\u200d\U0001f3fb-\U0001f3ff\u1160-\u11ff]")
 _PAIRS = re.compile("\u200d.|\r\n|[\U0001f1e6-\U0001f1ff]{2}", re.DOTALL)
 
 
-def split(text: str, offsets: Int32, *, room: int, overlap: int, tolerance: int) -> list[Chunk]:
+def split(
+    text: str,
+    offsets: Int32,
+    *,
+    room: int,
+    overlap: int,
+    tolerance: int,
+    on_progress: Callable[[], None] = lambda: None,
+) -> list[Chunk]:
     """The chunks of a document, in order: at least one, and every character lies in one.
 
     offsets    int32[n, 2]: where each token begins and ends, in characters of `text`; what belongs to no token goes
@@ -69,6 +78,8 @@ def split(text: str, offsets: Int32, *, room: int, overlap: int, tolerance: int)
     overlap    tokens that a chunk shares with the one before it, about; 0 for none, less than `room`
     tolerance  tokens by which a chunk may end before its limit for the sake of a better place; no more than half of
                what `room` leaves beside `overlap` is used
+
+    `on_progress` is called before every chunk but the last: of a large document, there are some hundred thousand.
 
     Among the best places within reach a chunk ends at the last, and begins at the nearest to the overlap asked for. It
     ends early where else a last one with few new tokens would be left. Raises ValueError for sizes without sense.
@@ -83,6 +94,7 @@ def split(text: str, offsets: Int32, *, room: int, overlap: int, tolerance: int)
     chunks = []
     first = 0
     while count - first > room:
+        on_progress()
         limit = min(first + room, count - spare // 4)
         cut = best_cut(text, begins, ends, range(limit - tolerance, limit + 1), limit)
         chunks.append(chunk_of(text, begins, ends, first, cut))

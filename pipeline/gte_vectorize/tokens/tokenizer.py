@@ -65,12 +65,12 @@ class Document(NamedTuple):
 class TextTokenizer:
     """The tokenizer of a TokenizerSpec. Raises ModelError if its file has changed or leaves no room for a text.
 
-    `on_progress` is called at least every mebi-character, whatever the texts are.
+    `on_progress` is called at least every mebi-character, whatever the texts are, and by whoever cuts these.
     """
 
     def __init__(self, spec: TokenizerSpec, on_progress: Callable[[], None] = lambda: None):
         self._tokenizer = _load(spec)
-        self._on_progress = on_progress
+        self.on_progress = on_progress
         self._prompt = spec.prompt
         self._lower_case = spec.lower_case
         self._prefix, self._suffix = _special_tokens(self._tokenizer)
@@ -119,7 +119,7 @@ class TextTokenizer:
         The text must be valid Unicode, without surrogates.
         """
         body = self._prompt + text
-        found = encode_document(self._tokenizer, body.lower() if self._lower_case else body, self._on_progress)
+        found = encode_document(self._tokenizer, body.lower() if self._lower_case else body, self.on_progress)
         if found is None:
             return Status.TOO_LARGE
         if len(found.ids) <= len(self._nothing) and found.ids.tolist() == self._nothing:
@@ -152,7 +152,7 @@ class TextTokenizer:
             bodies = [body.lower() for body in bodies]
         ids: list[list[int]] = []
         for few in _calls(bodies):
-            self._on_progress()
+            self.on_progress()
             ids += (found.ids for found in self._tokenizer.encode_batch_fast(few, add_special_tokens=False))
         return ids
 

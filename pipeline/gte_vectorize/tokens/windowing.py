@@ -107,17 +107,17 @@ def _chunks(text: str, document: Document, tokenizer: TextTokenizer, windowing: 
     sizes = {"room": room, "overlap": min(windowing.overlap, room // 2), "tolerance": room // _TOLERANCE}
     if windowing.splitter == "semchunk":
         return split_by_semchunk(text, document, tokenizer, **sizes)
-    return split(text, document.offsets, **sizes)
+    return split(text, document.offsets, **sizes, on_progress=tokenizer.on_progress)
 
 
 def _chunks_of_contexts(
     text: str, document: Document, tokenizer: TextTokenizer, windowing: Windowing
 ) -> Iterator[Passage]:
     """Those of a context, back to back, have the ids of the context as one passage."""
-    room, chunk_room = tokenizer.room(document), windowing.chunk_tokens
-    for context in split(text, document.offsets, room=room, overlap=0, tolerance=room // _TOLERANCE):
+    room, chunk_room, tell = tokenizer.room(document), windowing.chunk_tokens, tokenizer.on_progress
+    for context in split(text, document.offsets, room=room, overlap=0, tolerance=room // _TOLERANCE, on_progress=tell):
         first, offsets = context.first_token, document.offsets[context.first_token : context.end_token]
-        chunks = split(text, offsets, room=chunk_room, overlap=0, tolerance=chunk_room // _TOLERANCE)
+        chunks = split(text, offsets, room=chunk_room, overlap=0, tolerance=chunk_room // _TOLERANCE, on_progress=tell)
         for index, chunk in enumerate(chunks):
             opens, closes = index == 0, index == len(chunks) - 1
             yield Passage(
