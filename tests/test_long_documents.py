@@ -21,7 +21,7 @@ from encoder.tiny import MAX_LENGTH, VOCABULARY, save_tiny
 from safetensors.numpy import load_file, save_file
 
 import gte_vectorize
-from gte_vectorize import ConfigError, OutputError, vectorize
+from gte_vectorize import ConfigError, LimitExceeded, OutputError, vectorize
 from gte_vectorize.batch import Shard, Task
 from gte_vectorize.encoder import cpu
 from gte_vectorize.model.spec import load_model
@@ -496,3 +496,11 @@ def test_a_large_document_costs_some_copies_and_its_neighbours_nothing(minilm_di
         assert max(map(len, ids[row])) <= 256
     # One word as long as that has no end that could be told from one inside a word.
     assert (ids[word], chars[word]) == ([[]], 0)
+
+
+def test_a_percentage_of_bad_rows_is_one_of_documents(tmp_path: Path, model: Path) -> None:
+    rng = random.Random(5)
+    corpus = write(tmp_path / "corpus.parquet", [b"\xff", b"\xfe", *(words(900, rng) for _ in range(8))])
+    with pytest.raises(LimitExceeded, match=r"2 of 1\d\d rows failed"):
+        embed(corpus, tmp_path / "out.parquet", model, max_bad_rows="10%")
+    assert embed(corpus, tmp_path / "out.parquet", model, max_bad_rows="11%").failed == 2

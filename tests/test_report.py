@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,9 @@ def test_an_empty_corpus_has_a_report(caplog):
     report = make({}, rows=0, computed=0)
     assert report.exit_code == 0
     assert len(logged(report, caplog)) == 1
+
+
+def test_a_document_that_fails_alone_is_told_by_the_exit_code():
+    """The windows of a document may cancel each other out."""
+    assert replace(make(), documents=make({"ok": 9, "zero": 1})).exit_code == 3
+    assert replace(make(), documents=make()).exit_code == 0

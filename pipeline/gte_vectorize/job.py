@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 CHUNK_TOKENS = 256
 
+WHOLE_TASK_BYTES = 64 << 20
+"""Of a shard's file in a task whose documents are not cut off: some 300 MB of text, minutes on a GPU."""
+
 MOST_WORKERS = 32
 """More tokenizers than feed any one GPU; 14 gave 4 million tokens/s."""
 
@@ -175,7 +178,9 @@ def _target(
             **spec.fingerprint_fields(dtype=dtype, long_documents=long_documents),
         },
         shards=corpus.shards,
-        tasks=make_tasks(corpus.shards, task_rows=config.task_rows),
+        tasks=make_tasks(
+            corpus.shards, task_rows=config.task_rows, task_bytes=WHOLE_TASK_BYTES if windowing.whole else None
+        ),
         schema=schema_fingerprint(schema),
         options={"text_column": config.text_column, "columns": corpus.schema.names, "task_rows": config.task_rows},
         compute=compute,

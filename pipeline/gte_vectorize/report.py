@@ -89,7 +89,7 @@ class Report:
     @property
     def exit_code(self) -> int:
         """0, or 3 when some rows failed within the allowed limit."""
-        return 3 if self.failed else 0
+        return 3 if self.failed or (self.documents and self.documents.failed) else 0
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "failed": self.failed, "exit_code": self.exit_code}

@@ -68,7 +68,7 @@ def run(config: Config, on_progress: Callable[[Progress], None] = lambda progres
         for target, store in reversed(outputs):
             seconds = time.monotonic() - started
             report = Report.of(store.published(), output=target.output, work=work, seconds=seconds, documents=report)
-            _check_limit(report, config)
+            _check_limit(report, job)
         for _, store in outputs:
             store.finish()
     if report is None:
@@ -81,11 +81,13 @@ def _open(target: Target, config: Config) -> Store:
     return Store.open(target.output, target.plan, target.schema, overwrite=config.overwrite)
 
 
-def _check_limit(report: Report, config: Config) -> None:
-    if not config.max_bad_rows.allows(report.failed, report.rows):
+def _check_limit(report: Report, job: Job) -> None:
+    """A percentage is one of the input's rows: of windows, whole documents would hardly count."""
+    limit = job.config.max_bad_rows
+    if not limit.allows(report.failed, job.rows):
         raise LimitExceeded(
             f"{report.failed} of {report.rows} rows failed ({report.failures}), and --max-bad-rows allows "
-            f"{config.max_bad_rows}; raise the limit and run again (nothing is computed twice), or mend the rows "
+            f"{limit}; raise the limit and run again (nothing is computed twice), or mend the rows "
             "and run with --overwrite"
         )
 

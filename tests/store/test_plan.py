@@ -19,6 +19,18 @@ def test_small_row_groups_stay_whole_and_large_ones_are_split_evenly():
     assert cut(100, 100, task_rows=100) == [(0, 100), (100, 100)]
 
 
+def test_tasks_of_long_documents_are_bounded_by_bytes():
+    shards = [Shard("short", 1000, 1, (100,)), Shard("long", 50_000, 1, (60, 40)), Shard("book", 9_000, 1, (1, 1))]
+    tasks = make_tasks(shards, task_rows=70, task_bytes=5000)
+    assert [(task.shard.uri, task.num_rows) for task in tasks] == [
+        ("short", 50),
+        ("short", 50),
+        *[("long", 10)] * 10,
+        ("book", 1),
+        ("book", 1),
+    ]
+
+
 def test_a_shard_without_rows_is_a_task_of_none():
     assert cut(task_rows=100) == cut(0, 0, task_rows=100) == [(0, 0)]
     assert [task.shard.uri for task in make_plan().tasks] == [SHARDS[index].uri for index in (0, 0, 1, 2, 2)]

@@ -71,16 +71,20 @@ class Plan:
             raise ValueError("damaged") from error
 
 
-def make_tasks(shards: Iterable[Shard], *, task_rows: int = 65536) -> tuple[Task, ...]:
+def make_tasks(shards: Iterable[Shard], *, task_rows: int = 65536, task_bytes: int | None = None) -> tuple[Task, ...]:
     """Tasks of at most `task_rows` rows, in row order, every row in exactly one; a pure function of the listing.
+
+    With `task_bytes`, a shard's tasks have so few rows that each is about that many bytes of its file, at most.
 
     Whole row groups stay together where they fit; a larger group is split evenly. A shard without rows is one task of
     none: its part holds the schema.
     """
     tasks: list[Task] = []
     for shard in shards:
-        first_row = 0
-        for num_rows in _cut(shard.row_groups, task_rows):
+        first_row, most = 0, task_rows
+        if task_bytes is not None:
+            most = min(task_rows, max(1, task_bytes * shard.num_rows // max(1, shard.size)))
+        for num_rows in _cut(shard.row_groups, most):
             tasks.append(Task(len(tasks), shard, first_row, num_rows))
             first_row += num_rows
     return tuple(tasks)
