@@ -31,19 +31,19 @@ def marked(windows: Iterable[Passages]) -> Iterator[Passages]:
         for passages in of_task:
             same_as = np.full(len(passages.lengths), -1, np.int32)
             firsts, tokens = passages.contexts
-            ends, edges = np.cumsum(tokens, dtype=np.int64), np.append(firsts, len(passages.lengths))
+            starts = [0, *np.cumsum(tokens, dtype=np.int64).tolist()]
+            edges = [*firsts.tolist(), len(passages.lengths)]
             encoded = np.flatnonzero(tokens)
             for context, key in zip(encoded.tolist(), _keys(passages)[encoded].tolist(), strict=True):
-                ids = passages.ids[ends[context] - tokens[context] : ends[context]]
-                first, end = int(edges[context]), int(edges[context + 1])
-                cuts = passages.lengths[first:end]
+                first, end = edges[context], edges[context + 1]
+                ids, cuts = passages.ids[starts[context] : starts[context + 1]], passages.lengths[first:end]
                 alike = seen.setdefault(key, [])
-                same = (row for row, *others in alike if all(map(np.array_equal, others, (ids, cuts))))
-                found = next(same, None)
-                if found is None:
-                    alike.append((passages.first + first, ids, cuts))
+                for place, their_ids, their_cuts in alike:
+                    if np.array_equal(their_ids, ids) and np.array_equal(their_cuts, cuts):
+                        same_as[first:end] = np.arange(place, place + end - first)
+                        break
                 else:
-                    same_as[first:end] = np.arange(found, found + end - first)
+                    alike.append((passages.first + first, ids, cuts))
             yield replace(passages, same_as=same_as)
 
 
