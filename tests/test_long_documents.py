@@ -498,6 +498,14 @@ def test_a_large_document_costs_some_copies_and_its_neighbours_nothing(minilm_di
     assert (ids[word], chars[word]) == ([[]], 0)
 
 
+def test_a_limit_of_8192_tokens_is_a_limit_like_others(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model", "bert", max_position_embeddings=8192, limit=8192, num_hidden_layers=1)
+    corpus = write(tmp_path / "corpus.parquet", [words(length, random.Random(6)) for length in (8190, 8191, 5)])
+    embed(corpus, tmp_path / "out.parquet", model)
+    assert rows_of(tmp_path / "out.parquet")["n_tokens"].to_pylist()[0] == 8192
+    assert [len(document) for document in documents_of(rows_of(tmp_path / "out.parquet"))] == [1, 2, 1]
+
+
 def test_a_percentage_of_bad_rows_is_one_of_documents(tmp_path: Path, model: Path) -> None:
     rng = random.Random(5)
     corpus = write(tmp_path / "corpus.parquet", [b"\xff", b"\xfe", *(words(900, rng) for _ in range(8))])
