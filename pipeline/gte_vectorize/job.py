@@ -89,17 +89,17 @@ def prepare(config: Config, *, device: str, dtype: str, machine: str) -> Job:
         log.debug("model: %s = %r (%s)", name, value, source)
     if corpus.skipped:
         log.info("%d files beside the corpus are left out, first %r", len(corpus.skipped), corpus.skipped[0])
-    compute = _compute(config, spec, machine)
+    compute, modes = _compute(config, spec, machine), windowings(config, spec)
     targets = [
         _target(config, spec, corpus, output, windowing, dtype, compute)
-        for output, windowing in zip(config.output_paths, windowings(config, spec), strict=True)
+        for output, windowing in zip(config.output_paths, modes, strict=True)
     ]
     return Job(
         config=config,
         spec=spec,
         device=device,
         dtype=dtype,
-        windowing=windowings(config, spec)[0],
+        windowing=modes[0],
         targets=targets,
         columns=corpus.schema.names,
         rows=sum(shard.num_rows for shard in corpus.shards),
