@@ -115,22 +115,22 @@ SMALL: dict[str, Callable[[], None]] = {
 
 
 def unsort_skipped() -> None:
-    from gte_vectorize import run
+    from gte_vectorize.encoder import encoder
 
-    token_batches = run.token_batches
+    token_batches = encoder.token_batches
 
     def sorted_rows(*arguments: Any, **options: Any) -> Iterator[TokenBatch]:
         for batch in token_batches(*arguments, **options):
             yield replace(batch, rows=np.sort(batch.rows))
 
-    run.token_batches = sorted_rows
+    encoder.token_batches = sorted_rows
 
 
 def last_batch_dropped() -> None:
     """A loop that forgets what is left over at the end of a window."""
-    from gte_vectorize import run
+    from gte_vectorize.encoder import encoder
 
-    token_batches = run.token_batches
+    token_batches = encoder.token_batches
 
     def all_but_the_last(*arguments: Any, **options: Any) -> Iterator[TokenBatch]:
         held = None
@@ -139,7 +139,7 @@ def last_batch_dropped() -> None:
                 yield replace(held, last=batch.last)
             held = None if batch.last else batch
 
-    run.token_batches = all_but_the_last
+    encoder.token_batches = all_but_the_last
 
 
 def worker_death_swallowed() -> None:
