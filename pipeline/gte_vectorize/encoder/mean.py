@@ -54,8 +54,9 @@ def averaged(windows: Iterable[EncodedWindow]) -> Iterator[tuple[EncodedWindow, 
     for window in windows:
         passages = window.passages
         for place, row in enumerate(passages.row.tolist()):
-            document = held.setdefault(row, _Document(row, window.vectors[place], passages.text_hash[place]))
-            document.add(window.vectors[place], int(passages.lengths[place]), int(window.status[place]))
+            if row not in held:
+                held[row] = _Document(row, window.vectors[place], passages.text_hash[place])
+            held[row].add(window.vectors[place], int(passages.lengths[place]), int(window.status[place]))
         ended = [held.pop(row) for row in sorted(held)[: passages.window.num_rows]]
         yield window, _together(passages, ended, window.vectors.shape[1])
 

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from gte_vectorize.batch import Int64, UInt8
 from gte_vectorize.errors import DamagedInput, InputError
 from gte_vectorize.reader.storage import open_store, reading, retrying
+from gte_vectorize.tokens.pieces import HASH_BYTES
 from gte_vectorize.writer.schema import ADDED_COLUMNS, is_chunked
 
-HASH_BYTES = 16
 ADVICE = "see gte-vectorize verify and gte-vectorize repair, or run without --reuse"
 
 

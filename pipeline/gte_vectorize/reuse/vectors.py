@@ -22,8 +22,9 @@ import numpy.typing as npt
 from gte_vectorize.batch import EncodedWindow, Int64, UInt8
 from gte_vectorize.errors import DamagedInput, OutputError
 from gte_vectorize.reuse.index import build_index
-from gte_vectorize.reuse.part import ADVICE, HASH_BYTES, PartReader, Previous
+from gte_vectorize.reuse.part import ADVICE, PartReader, Previous
 from gte_vectorize.store.publish import scratch
+from gte_vectorize.tokens.pieces import HASH_BYTES
 from gte_vectorize.writer.part import create_file, storage_errors
 from gte_vectorize.writer.schema import CHUNK_COLUMNS
 

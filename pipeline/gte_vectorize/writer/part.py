@@ -199,7 +199,6 @@ class PartWriter:
     def _append(self, columns: list[pa.Array], copied: list[pa.Array]) -> None:
         batch = pa.record_batch(columns, schema=self._schema)
         ends = np.concatenate(([0], np.cumsum(_row_bytes(copied, batch.num_rows))))
-
         first = 0
         while first < batch.num_rows:
             full = int(np.searchsorted(ends[1:], ends[first] + GROUP_BYTES - self._group_bytes)) + 1
